@@ -62,6 +62,10 @@ class StageWork:
     queue_s: float
     compute_s: float
     codec_s: float
+    exchange_s: float = 0.0
+    """Of `compute_s`, what its ranks were exchanging, or waiting for each other."""
+    slowest: str = ""
+    """The rank for which the others have waited most of late."""
 
 
 @dataclass(frozen=True, slots=True)

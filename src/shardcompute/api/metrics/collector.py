@@ -197,6 +197,9 @@ def _work(load: ServiceLoad) -> Iterator[tuple[MetricRow, Values]]:
     yield table.STAGE_COMPUTE, {labels: stage.compute_s for labels, stage in stages.items()}
     yield table.STAGE_QUEUE, {labels: stage.queue_s for labels, stage in stages.items()}
     yield table.STAGE_CODEC, {labels: stage.codec_s for labels, stage in stages.items()}
+    yield table.STAGE_EXCHANGE, {labels: stage.exchange_s for labels, stage in stages.items()}
+    slowest = [(stage.chain, stage.node, stage.slowest) for stage in load.stages if stage.slowest]
+    yield table.STAGE_SLOWEST, dict.fromkeys(slowest, 1)
     yield table.KV_USED, {(kv.chain,): kv.used_tokens for kv in load.kv}
     yield table.KV_CAPACITY, {(kv.chain,): kv.capacity_tokens for kv in load.kv}
     routers = load.routers.items()

@@ -126,6 +126,18 @@ STAGE_CODEC = MetricRow(
     _STAGE,
     "Time a stage spent packing and unpacking activations.",
 )
+STAGE_EXCHANGE = MetricRow(
+    ("shardcompute_stage_exchange_seconds_total",),
+    "counter",
+    _STAGE,
+    "Of its computing time, what the tensor ranks of a stage were exchanging or waiting for each other.",
+)
+STAGE_SLOWEST = MetricRow(
+    ("shardcompute_stage_slowest_rank",),
+    "gauge",
+    (*_STAGE, "rank"),
+    "1 for the node for which the other tensor ranks of a stage have waited most of late.",
+)
 WIRE_FRAMES = MetricRow(
     ("shardcompute_wire_frames_total",), "counter", _HOP, "Frames of activations between nodes."
 )
@@ -267,6 +279,8 @@ GROUPS: tuple[MetricGroup, ...] = (
             STAGE_COMPUTE,
             STAGE_QUEUE,
             STAGE_CODEC,
+            STAGE_EXCHANGE,
+            STAGE_SLOWEST,
             WIRE_FRAMES,
             WIRE_BYTES,
         ),

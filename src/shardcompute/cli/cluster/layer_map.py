@@ -41,11 +41,9 @@ def draw_chain(chain: ChainView, names: Mapping[str, str], width: int) -> Iterat
     numbered = list(enumerate(chain.stages, 1))
     most = max(1, (width - 3) // (_LEAST_BLOCK + 1))
     for at in range(0, len(numbered), most):
-        labels = [
-            f"{number} {names.get(stage.node, stage.node)}" for number, stage in numbered[at : at + most]
-        ]
+        labels = [f"{number} {stage.named(names)}" for number, stage in numbered[at : at + most]]
         yield from draw_blocks(chain.stages[at : at + most], labels, width - 2, slowest)
-    rows = [_block_row(number, stage, names, stage is slowest) for number, stage in numbered]
+    rows = [row for number, stage in numbered for row in _block_rows(number, stage, names, stage is slowest)]
     if rows:
         yield from (f"  {line}" for line in aligned(rows).splitlines())
     yield from wrapped(chain.bottleneck, width)
@@ -101,12 +99,24 @@ def block_sizes(layers: Sequence[int], room: int) -> list[int]:
     return sizes
 
 
+def _block_rows(
+    number: int, stage: StageView, names: Mapping[str, str], is_slowest: bool
+) -> Iterator[tuple[str, ...]]:
+    """A row for the stage, and one below it for each rank beside the first."""
+    yield _block_row(number, stage, names, is_slowest)
+    for rank in stage.ranks[1:]:
+        share = f"rank {stage.ranks.index(rank)}, weight {rank.weight}"
+        name, size = names.get(rank.node, rank.node), format_bytes(rank.memory_bytes)
+        yield ("", name, f"{stage.start}-{stage.stop - 1}", share, size, "", "", "")
+
+
 def _block_row(number: int, stage: StageView, names: Mapping[str, str], is_slowest: bool) -> tuple[str, ...]:
+    layers = count_of(stage.stop - stage.start, "layer")
     return (
         str(number),
         names.get(stage.node, stage.node),
         f"{stage.start}-{stage.stop - 1}",
-        count_of(stage.stop - stage.start, "layer"),
+        f"rank 0, weight {stage.ranks[0].weight}" if stage.ranks else layers,
         format_bytes(stage.memory_bytes),
         "" if stage.predicted_s is None else f"{format_seconds(stage.predicted_s)} a token",
         # Rounded down: what is not ready must not look complete.
@@ -132,7 +142,7 @@ def _draw_nodes(
 def _mark(node: NodeView, model: ModelView, chains: Sequence[ChainView], layer: int) -> str:
     for chain in chains:
         for stage in chain.stages:
-            if stage.node == node.id and stage.start <= layer < stage.stop:
+            if node.id in stage.members and stage.start <= layer < stage.stop:
                 return "#" if stage.is_loaded else "+"
     for chain in chains:
         for standby in chain.standbys:

@@ -161,15 +161,30 @@ def _describe_chain(
     yield f"  {draw_stages(chain.stages, layer_count, names, width - 2)}"
     if detail == _BRIEF:
         return
+    for stage in chain.stages:
+        yield from describe_ranks(stage, names)
     for standby in chain.standbys:
-        name = names.get(standby.node, standby.node)
-        yield f"  {name} stands by for layers {standby.start} to {standby.stop - 1}{_percent(standby)}"
+        yield f"  {standby.named(names)} stands by for layers {standby.start} to {standby.stop - 1}{_percent(standby)}"
     yield from wrapped(chain.bottleneck, width)
     yield from wrapped(chain.driver_host_reason, width)
     if chain.last_move:
         yield from wrapped(f"{'moving' if chain.is_moving else 'last move'}: {chain.last_move}", width)
     if any(driver.node in names and driver.node != chain.driver_host for driver in chain.drivers):
         yield f"  drivers: {', '.join(_describe_driver(driver, names) for driver in chain.drivers)}"
+
+
+def describe_ranks(stage: StageView, names: Mapping[str, str]) -> Iterator[str]:
+    """Where a stage is computed by several: by which shares, and how long they wait for each other."""
+    if not stage.ranks:
+        return
+    shares = ", ".join(f"{names.get(rank.node, rank.node)} {rank.weight}" for rank in stage.ranks)
+    timing, told = stage.timing, ""
+    if timing is not None and timing.exchange_s:
+        told = (
+            f"; {format_seconds(timing.exchange_s)} of {format_seconds(timing.compute_s)} a step exchanging"
+        )
+        told += f", mostly for {names.get(timing.slowest, timing.slowest)}" if timing.slowest else ""
+    yield f"  layers {stage.start}-{stage.stop - 1} are computed together ({stage.exchange}): {shares}{told}"
 
 
 def _describe_driver(driver: DriverView, names: Mapping[str, str]) -> str:
@@ -187,7 +202,7 @@ def draw_stages(stages: Sequence[StageView], layer_count: int, names: Mapping[st
     cells = []
     for stage in stages:
         size = room * stage.stop // layer_count - room * stage.start // layer_count
-        label = f" {names.get(stage.node, stage.node)} {stage.start}-{stage.stop - 1}{_percent(stage)} "
+        label = f" {stage.named(names)} {stage.start}-{stage.stop - 1}{_percent(stage)} "
         cells.append(
             label[:size].center(size, "-") if len(label) <= size else label.strip()[:size].ljust(size)
         )

@@ -44,6 +44,7 @@ from shardcompute.node.admin.views import (
     MemoryParts,
     ModelView,
     NodeView,
+    RankView,
     ServingStatus,
     SpeedView,
     StageTimes,
@@ -333,7 +334,8 @@ def _view_stage(
     predicted_s: float | None = None,
     timing: StageTiming | None = None,
 ) -> StageView:
-    parts = parts_of(state, state.models[chain.model].model, stage)
+    model = state.models[chain.model].model
+    parts = parts_of(state, model, stage)
     return StageView(
         node=stage.node,
         start=stage.start,
@@ -343,6 +345,15 @@ def _view_stage(
         fraction=_loaded_fraction(state, chain, stage),
         predicted_s=predicted_s,
         timing=None if timing is None else _view_timing(timing),
+        ranks=tuple(
+            RankView(
+                node=seat.node,
+                weight=seat.weight,
+                memory_bytes=parts_of(state, model, stage, seat.node).total_bytes,
+            )
+            for seat in stage.ranks
+        ),
+        exchange=stage.exchange if stage.ranks else "",
     )
 
 
@@ -354,6 +365,8 @@ def _view_timing(timing: StageTiming) -> StageTimes:
         received_bytes=timing.received_bytes,
         codec=timing.codec,
         sent_bytes=timing.sent_bytes,
+        exchange_s=timing.exchange_s,
+        slowest=timing.slowest,
     )
 
 

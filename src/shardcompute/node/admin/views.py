@@ -197,11 +197,25 @@ class StageTimes:
     codec: str = ""
     """The form in which activations went to the next stage; the last sends none."""
     sent_bytes: int = 0
+    exchange_s: float = 0.0
+    """Of a stage with ranks: how much of `compute_s` they were exchanging, or waiting for each other."""
+    slowest: str = ""
+    """Of such a stage: the node for which the others have waited most of late; "": nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """One of the machines that compute a stage together, by rank; `weight` is its part of the work."""
+
+    node: str
+    weight: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageView:
-    """Layers `[start, stop)` of a chain on one node; `fraction` is how much of them is loaded."""
+    """Layers `[start, stop)` of a chain on one node or, with `ranks`, on several that compute them together, of which
+    it leads; `fraction` is how much of them is loaded."""
 
     node: str
     start: int
@@ -212,10 +226,21 @@ class StageView:
     predicted_s: float | None = None
     """Of one token, where the chain can be predicted."""
     timing: StageTimes | None = None
+    ranks: tuple[RankView, ...] = ()
+    exchange: str = ""
+    """How ranks put their results together: gather or reduce."""
 
     @property
     def is_loaded(self) -> bool:
         return self.fraction >= 1.0
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(rank.node for rank in self.ranks) or (self.node,)
+
+    def named(self, names: Mapping[str, str]) -> str:
+        """Its machines, such as "desk + lap"."""
+        return " + ".join(names.get(node, node) for node in self.members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

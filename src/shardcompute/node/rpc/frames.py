@@ -175,7 +175,7 @@ def timings_of(timings: Sequence[StageTiming], nodes: Collection[str]) -> list[S
     some. The last stage hands on all of it, and may lie."""
     heard: dict[str, StageTiming] = {}
     for each in timings:
-        times = (each.queue_s, each.compute_s, each.codec_s, each.draft_s)
+        times = (each.queue_s, each.compute_s, each.codec_s, each.draft_s, each.exchange_s)
         if each.node in nodes and all(-_MOST_S < seconds < _MOST_S for seconds in times):
             heard.setdefault(each.node, each)
     return list(heard.values())

@@ -22,7 +22,7 @@ class WireTraffic:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums: dict[tuple[str, str, str], tuple[int, int]] = {}
-        self._work: dict[tuple[str, str], tuple[int, float, float, float]] = {}
+        self._work: dict[tuple[str, str], StageWork] = {}
 
     def count(self, step: Sequence[StageTiming], chain: str = "") -> None:
         """One step's way along a chain, stage by stage."""
@@ -30,12 +30,15 @@ class WireTraffic:
             for stage in step:
                 place = (chain, stage.node)
                 if place in self._work or len(self._work) < _MOST_STAGES:
-                    steps, queue_s, compute_s, codec_s = self._work.get(place, (0, 0.0, 0.0, 0.0))
-                    self._work[place] = (
-                        steps + 1,
-                        queue_s + max(0.0, stage.queue_s),
-                        compute_s + max(0.0, stage.compute_s),
-                        codec_s + max(0.0, stage.codec_s),
+                    known = self._work.get(place, StageWork(*place, 0, 0.0, 0.0, 0.0))
+                    self._work[place] = StageWork(
+                        *place,
+                        known.steps + 1,
+                        known.queue_s + max(0.0, stage.queue_s),
+                        known.compute_s + max(0.0, stage.compute_s),
+                        known.codec_s + max(0.0, stage.codec_s),
+                        known.exchange_s + max(0.0, stage.exchange_s),
+                        stage.slowest,
                     )
             for sender, receiver in pairwise(step):
                 hop = (sender.node, receiver.node, sender.codec)
@@ -50,4 +53,4 @@ class WireTraffic:
 
     def stages(self) -> tuple[StageWork, ...]:
         with self._lock:
-            return tuple(StageWork(chain, node, *sums) for (chain, node), sums in sorted(self._work.items()))
+            return tuple(self._work[place] for place in sorted(self._work))

@@ -31,7 +31,7 @@ def text(service: Any, call: Any, tmp_path: Any) -> str:
         kv_used_fraction=0.5,
         traffic=[HopTraffic("a", "b", "exact", 2, 9)],
         routers={"m#1": {"ring_s": 0.25}},
-        stages=[StageWork("m#1", "a", 3, 0.25, 0.5, 0.125)],
+        stages=[StageWork("m#1", "a", 3, 0.25, 0.5, 0.125, 0.25, "b")],
         kv=[KvUse("m#1", 16, 64)],
     )
     cluster = serving_cluster(1000, 1000)

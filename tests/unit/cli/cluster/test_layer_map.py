@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcompute.cli.cluster.layer_map import block_sizes, bottleneck_of, draw_chain, draw_map
-from shardcompute.cli.cluster.text import describe_cluster, describe_nodes, fit
-from shardcompute.node.admin.views import ChainView, ClusterView, ModelView, StageView
+from shardcompute.cli.cluster.text import describe_cluster, describe_nodes, describe_ranks, fit
+from shardcompute.node.admin.views import ChainView, ClusterView, ModelView, RankView, StageTimes, StageView
 
 from ..cluster_lab import Lab
 
@@ -69,6 +69,33 @@ def test_the_bottleneck_is_marked_in_the_row_and_in_the_list(slowest: int, word_
     assert set(row[first : last + 1]) - set(f"= {slowest + 1}{name}") == set()
     assert (below.index("bottleneck") < first) is word_is_left
     assert [line.endswith("<- bottleneck") for line in listed[:3]] == [at == slowest for at in range(3)]
+
+
+def test_machines_that_compute_a_stage_together_stand_below_each_other() -> None:
+    chain = _chain(4, 10)
+    ranks = tuple(
+        RankView(node=node, weight=weight, memory_bytes=1 << 20) for node, weight in (("b", 2), ("c", 1))
+    )
+    chain = replace(chain, stages=(chain.stages[0], replace(chain.stages[1], ranks=ranks, exchange="gather")))
+    _, row, *listed = draw_chain(chain, NAMES, 80)
+    assert "2 box + pi" in row
+    assert [line.split()[:2] for line in listed[:3]] == [["1", "laptop"], ["2", "box"], ["pi", "4-13"]]
+    assert "rank 0, weight 2" in listed[1]
+    assert "rank 1, weight 1" in listed[2]
+
+
+def test_ranks_are_told_with_what_they_wait_for() -> None:
+    stage = _chain(4).stages[0]
+    ranks = (RankView(node="a", weight=2, memory_bytes=1), RankView(node="b", weight=1, memory_bytes=1))
+    times = StageTimes(
+        queue_s=0.0, compute_s=0.02, codec_s=0.0, received_bytes=0, exchange_s=0.005, slowest="b"
+    )
+    [told] = describe_ranks(replace(stage, ranks=ranks, exchange="gather", timing=times), NAMES)
+    assert told == (
+        "  layers 0-3 are computed together (gather): laptop 2, box 1; "
+        "5.0 ms of 20.0 ms a step exchanging, mostly for box"
+    )
+    assert list(describe_ranks(stage, NAMES)) == []
 
 
 def test_no_machine_is_blamed_for_the_network() -> None:

@@ -41,13 +41,14 @@ def test_inventions_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) ->
 def test_stages_add_up_by_chain_and_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic_room, "_MOST_STAGES", 3)
     traffic = WireTraffic()
-    step = [StageTiming("a", 0.25, 0.5, 0.125), StageTiming("b", -9.0, 1.0)]
+    ranked = StageTiming("b", -9.0, 1.0, exchange_s=0.25, slowest="c")
+    step = [StageTiming("a", 0.25, 0.5, 0.125), ranked]
     traffic.count(step, "m#1")
     traffic.count(step, "m#1")
     traffic.count([StageTiming("a", compute_s=2.0)], "m#2")
     traffic.count([StageTiming("invented", compute_s=2.0)], "m#2")
     assert traffic.stages() == (
         StageWork("m#1", "a", 2, 0.5, 1.0, 0.25),
-        StageWork("m#1", "b", 2, 0.0, 2.0, 0.0),
+        StageWork("m#1", "b", 2, 0.0, 2.0, 0.0, 0.5, "c"),
         StageWork("m#2", "a", 1, 0.0, 2.0, 0.0),
     )

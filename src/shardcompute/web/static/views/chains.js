@@ -73,12 +73,15 @@ function makeStage() {
       item.style.width = `${((stage.stop - stage.start) / count) * 100}%`;
     }
     fill.style.transform = `scaleX(${stage.fraction})`;
-    say(name, isStandby ? `${nickname(nameOf(stage.node))} stands by` : nickname(nameOf(stage.node)));
+    const members = stage.ranks?.length ? stage.ranks.map((rank) => rank.node) : [stage.node];
+    const named = members.map((node) => nickname(nameOf(node))).join(" + ");
+    say(name, isStandby ? `${named} stands by` : named);
     say(range, layers(stage.start, stage.stop));
     const gone = store.cluster.nodes.find((node) => node.id === stage.node)?.status;
     item.classList.toggle("is-lost", gone === "lost" || gone === "gone");
     say(time, stage.fraction < 1 ? `${percent(stage.fraction)} loaded` : stage.timing ? `${seconds(stage.timing.compute_s)} / step` : stage.predicted_s ? `about ${seconds(stage.predicted_s)}` : "");
-    item.title = `${nameOf(stage.node)}: ${layers(stage.start, stage.stop)}, ${memoryParts(stage.parts)}`;
+    const shared = members.length > 1 && stage.timing?.exchange_s ? `, ${seconds(stage.timing.exchange_s)} of a step exchanging${stage.timing.slowest ? `, mostly for ${nameOf(stage.timing.slowest)}` : ""}` : "";
+    item.title = `${members.map(nameOf).join(" + ")}: ${layers(stage.start, stage.stop)}, ${memoryParts(stage.parts)}${shared}`;
   };
   return item;
 }
