@@ -23,7 +23,7 @@ from shardcompute.node.admin.dry_run import size_up
 from support.models.tiny_checkpoint import save_tiny_llama
 from support.swarm.lab import open_tiny
 
-from .conftest import Cluster
+from ..conftest import Cluster
 
 SEATS = (RankSeat("a", 2), RankSeat("b", 1))
 
