@@ -142,10 +142,16 @@ class ClusterClient(Client):
         return self._ask("DELETE", f"/cluster/nodes/{quote(node, safe='')}", RevokedNode)
 
     def create_token(
-        self, *, expires_s: float = 86_400.0, max_uses: int | None = 8, role: str | None = None
+        self,
+        *,
+        expires_s: float = 86_400.0,
+        max_uses: int | None = 8,
+        role: str | None = None,
+        origin: str | None = None,
     ) -> NewToken:
-        """For machines that join as "worker" or "driver"; None: as either. `max_uses` None: for any number of them."""
-        body = {"expires_s": expires_s, "max_uses": max_uses, "role": role}
+        """For machines that join as "worker" or "driver"; None: as either. `max_uses` None: for any number of them.
+        With `origin`, where the page is, also as a link and its QR code."""
+        body = {"expires_s": expires_s, "max_uses": max_uses, "role": role, "origin": origin}
         return self._ask("POST", "/cluster/tokens", NewToken, body)
 
     def open_pairing(self) -> NewPairing:

@@ -171,7 +171,15 @@ def test_join_line_lets_a_machine_in(browser: Any, url: str, lab: LabSwarm) -> N
     with watched_page(browser, url) as (page, _):
         page.goto(url)
         page.get_by_role("button", name="Make a join line").click()
-        line = page.locator(".join pre").inner_text()
+        line = page.locator(".join pre").first.inner_text()
+        link = page.locator(".join pre").nth(1).inner_text()
+        assert link == f"{url}/#/join/{line.split()[2]}"
+        assert page.locator(".join img.qr").bounding_box()["height"] > 100
+        with watched_page(browser, url) as (other, _):
+            other.goto(link)
+            wait_for(other, "#view h1", "You are invited")
+            wait_for(other, "#view pre", f"shardcompute join {line.split()[2]}")
+            assert "#" not in other.url
         lab.token = parse_token(line.split()[2])
         guest = lab.add_worker(2)
         wait_for(page, ".news li", f"{guest.folder.name} joined")

@@ -16,6 +16,7 @@ from shardcompute.core.errors import WouldReplaceError
 from shardcompute.node.admin.catalogue import CatalogueEntry
 from shardcompute.node.admin.feed import Feed, Subscription
 from shardcompute.node.admin.history import HistoryPage
+from shardcompute.node.admin.qr import qr_svg
 from shardcompute.node.admin.views import (
     ChainView,
     ClusterView,
@@ -199,8 +200,18 @@ class Crowd:
             )
         return FetchView(model=model, name=model, form=form, chains=chains, status="fetching")
 
-    def create_token(self, *, life_s: float, max_uses: int | None, role: object = None) -> NewToken:
-        return NewToken(id="t1", token="sc1.secret", expires_at_s=START_S + life_s, max_uses=max_uses)
+    def create_token(
+        self, *, life_s: float, max_uses: int | None, role: object = None, origin: str | None = None
+    ) -> NewToken:
+        link = f"{origin}/#/join/sc1.secret"
+        return NewToken(
+            id="t1",
+            token="sc1.secret",
+            expires_at_s=START_S + life_s,
+            max_uses=max_uses,
+            link=link,
+            qr=qr_svg(link),
+        )
 
     def open_pairing(self) -> NewPairing:
         return NewPairing(code="1234 5678", life_s=300.0, join_port=7421)

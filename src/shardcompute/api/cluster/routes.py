@@ -156,6 +156,7 @@ async def create_token(request: Request) -> Response:
                 life_s=float(order.expires_s),
                 max_uses=order.max_uses,
                 role=None if order.role is None else Role(order.role),
+                origin=order.origin,
             )
         )
     )

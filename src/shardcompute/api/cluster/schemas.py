@@ -84,6 +84,11 @@ class CreateTokenRequest(ClusterRequest):
     role: Literal["worker", "driver"] | None = Field(
         None, description="As what they may join; null: as either."
     )
+    origin: str | None = Field(
+        None,
+        max_length=300,
+        description="Where the page is, such as http://10.0.0.5:8000: the reply then has a link, and its QR code.",
+    )
 
 
 class CreateKeyRequest(ClusterRequest):

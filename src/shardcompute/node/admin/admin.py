@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,13 +30,14 @@ from shardcompute.control.state import ClusterState, Model, Node, RequestedModel
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import ShardComputeError, SourceError, UnknownModelError, UsageError
 from shardcompute.core.kv_types import KvType
-from shardcompute.core.settings import Settings
+from shardcompute.core.settings import Settings, check_origin
 from shardcompute.node.admin.catalogue import CatalogueEntry, list_catalogue
 from shardcompute.node.admin.downloads import Fetches, check_order, served_name
 from shardcompute.node.admin.dry_run import open_headers, plan_model, size_up
 from shardcompute.node.admin.feed import Feed, Subscription
 from shardcompute.node.admin.history import ClusterHistory
 from shardcompute.node.admin.incidents import ClusterHealth, IncidentLog, view_health
+from shardcompute.node.admin.qr import qr_svg
 from shardcompute.node.admin.swap import given_way, models_in_the_way, refusal
 from shardcompute.node.admin.view_builder import view_chains, view_links, view_models, view_nodes
 from shardcompute.node.admin.views import (
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 DAY_S = 86_400.0
 HISTORY_FILE = "history.sqlite"
+_PAGE = re.compile(r"https?://[a-z0-9._\[\]:-]{1,280}")
 
 
 class ClusterAdmin(Closing):
@@ -481,14 +484,28 @@ class ClusterAdmin(Closing):
     # Who may come in
 
     def create_token(
-        self, *, life_s: float = DAY_S, max_uses: int | None = None, role: Role | None = None
+        self,
+        *,
+        life_s: float = DAY_S,
+        max_uses: int | None = None,
+        role: Role | None = None,
+        origin: str | None = None,
     ) -> NewToken:
-        """For machines that join in this role; None: in any."""
+        """For machines that join in this role; None: in any. With `origin`, where the page is, also as a link."""
+        page = None if origin is None else _check_page(origin)
         roles = (Role.WORKER, Role.DRIVER) if role is None else (role,)
         token = self._cluster.create_token(life_s=life_s, max_uses=max_uses, roles=roles)
         token_id = parse_token(token).token_id
         kept = next(view for view in self.tokens() if view.id == token_id)
-        return NewToken(id=kept.id, token=token, expires_at_s=kept.expires_at_s, max_uses=kept.max_uses)
+        link = "" if page is None else f"{page}/#/join/{token}"
+        return NewToken(
+            id=kept.id,
+            token=token,
+            expires_at_s=kept.expires_at_s,
+            max_uses=kept.max_uses,
+            link=link,
+            qr=qr_svg(link) if link else "",
+        )
 
     def open_pairing(self) -> NewPairing:
         """A code for one machine that is nearby and has no token. QueueFullError after too many wrong ones."""
@@ -576,3 +593,13 @@ def _at_commit(model: str, checkpoint: Checkpoint) -> str:
 def _can_be_cut(model: Model, asked: Parallelism | None) -> bool:
     """Whether what computes a model that is served can compute it as asked."""
     return asked is None or asked.tp < 2 or model.backend in ("", *RANK_BACKENDS)
+
+
+def _check_page(origin: str) -> str:
+    """Where a browser finds the page; UsageError for what is no http or https origin."""
+    checked = check_origin(origin, "origin")
+    if not _PAGE.fullmatch(checked):
+        raise UsageError(
+            f"{origin[:100]!r} is not where a page can be", hint="give one such as http://10.0.0.5:8000"
+        )
+    return checked

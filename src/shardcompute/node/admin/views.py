@@ -521,12 +521,15 @@ class NewPairing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewToken:
-    """A join token, told once."""
+    """A join token, told once; `link` opens the page with the line that joins, and `qr` is that link as an SVG. The
+    token is in its fragment, which browsers send to nobody. Both are empty where no origin was given."""
 
     id: str
     token: str = field(repr=False)
     expires_at_s: float
     max_uses: int | None
+    link: str = field(default="", repr=False)
+    qr: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ import { announce, h, mark, say } from "./dom.js";
 import { follow, retry } from "./feed.js";
 import { clock, seconds } from "./format.js";
 import { icon } from "./icons.js";
+import { createInvitation } from "./invitation.js";
 import { offerSignIn, signInByLink } from "./signin.js";
 import { changed, isStale, store, subscribe } from "./store.js";
 import { setUpTheme } from "./theme.js";
@@ -105,17 +106,25 @@ function since(moment) {
   return passed < 60 ? `${passed} s` : seconds(passed);
 }
 
-lost.append(lostWords, age, again);
-setInterval(tellAge, 1000);
-await signInByLink();
-buildRail();
+const invitation = createInvitation();
 setUpTheme(document.getElementById("theme-button"));
-offerSignIn(document.getElementById("key-button"));
-addEventListener("hashchange", () => show({ isMove: true }));
-addEventListener("resize", changed);
-subscribe(() => {
-  showConnection();
+if (invitation) {
+  document.title = "Invitation · ShardCompute";
+  connection.hidden = true;
+  document.getElementById("key-button").hidden = true;
+  place.replaceChildren(invitation);
+} else {
+  lost.append(lostWords, age, again);
+  setInterval(tellAge, 1000);
+  await signInByLink();
+  buildRail();
+  offerSignIn(document.getElementById("key-button"));
+  addEventListener("hashchange", () => show({ isMove: true }));
+  addEventListener("resize", changed);
+  subscribe(() => {
+    showConnection();
+    show();
+  });
   show();
-});
-show();
-follow();
+  follow();
+}

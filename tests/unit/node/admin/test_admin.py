@@ -697,6 +697,21 @@ def test_tokens_are_told_once(admin: ClusterAdmin) -> None:
         admin.revoke_token("feed")
 
 
+def test_invitations_hold_the_token_where_no_server_sees_it(admin: ClusterAdmin) -> None:
+    new = admin.create_token(max_uses=1, origin="HTTP://10.0.0.5:8000/")
+    url, _, fragment = new.link.partition("#")
+    assert (url, fragment) == ("http://10.0.0.5:8000/", f"/join/{new.token}")
+    assert new.qr.startswith("<svg ")
+    assert new.token not in repr(new)
+    plain = admin.create_token()
+    assert (plain.link, plain.qr) == ("", "")
+    before = admin.tokens()
+    for wrong in ("*", "javascript://x", "http://a/b", "http://a b", "", f"http://{'a' * 300}"):
+        with pytest.raises(UsageError):
+            admin.create_token(origin=wrong)
+    assert admin.tokens() == before
+
+
 def test_keys_open_until_they_are_revoked(admin: ClusterAdmin) -> None:
     new = admin.create_key("phone")
     (kept,) = admin.keys()

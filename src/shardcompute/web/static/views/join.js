@@ -6,6 +6,13 @@ import { copyable, h, toast } from "../dom.js";
 
 const LIVES = [["an hour", 3600], ["a day", 86_400], ["a week", 604_800]];
 
+/** The same as a link, whose secret is behind # and sent to nobody, and as what a phone reads. */
+function invitation(token) {
+  if (!token.link) return [];
+  return [copyable(token.link, "invitation link"),
+    h("img", { class: "qr", alt: "QR code of the invitation link", src: `data:image/svg+xml,${encodeURIComponent(token.qr)}` })];
+}
+
 export function createJoin() {
   const life = h("select", { id: "join-life" }, LIVES.map(([text, value]) => h("option", { value, selected: value === 86_400 }, text)));
   const uses = h("select", { id: "join-uses" }, h("option", { value: "8" }, "eight"), h("option", { value: "1" }, "one"), h("option", { value: "" }, "any number"));
@@ -26,9 +33,10 @@ export function createJoin() {
   async function make() {
     button.disabled = true;
     try {
-      const token = await call("POST", "/cluster/tokens", { expires_s: Number(life.value), max_uses: uses.value ? Number(uses.value) : null });
+      const token = await call("POST", "/cluster/tokens", { expires_s: Number(life.value), max_uses: uses.value ? Number(uses.value) : null, origin: location.origin });
       const line = `shardcompute join ${token.token}${isNear ? " --data-dir FOLDER" : ""}`;
-      place.replaceChildren(copyable(line, "join line"), h("p", { class: "muted small" }, "Whoever has this line can join. It is not shown again."));
+      place.replaceChildren(copyable(line, "join line"), ...invitation(token),
+        h("p", { class: "muted small" }, "Whoever has this line or link can join. They are not shown again."));
     } catch (error) {
       toast(error.message);
     } finally {
