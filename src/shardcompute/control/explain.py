@@ -161,14 +161,14 @@ def explain_bottleneck(plan: Placement, names: Mapping[str, str]) -> str:
     """What one would have to make faster first."""
     compute_s = sum(stage.step_s for stage in plan.stages)
     slowest = max(plan.stages, key=lambda stage: stage.step_s)
-    name = names.get(slowest.node, slowest.node)
+    name = _who(slowest, names, {})
     if plan.hops_s > compute_s:
         return (
             f"bottleneck: the network, {format_seconds(plan.hops_s)} a token on "
             f"{count_of(len(plan.stages) + 1, 'hop')} against {format_seconds(compute_s)} of computing"
         )
     if len(plan.stages) == 1:
-        return f"bottleneck: {name}, which does everything"
+        return f"bottleneck: {name}, which {'do everything together' if slowest.ranks else 'does everything'}"
     return (
         f"bottleneck: {name}, {format_seconds(slowest.step_s)} of {format_seconds(compute_s)} "
         f"of computing a token; the network adds {format_seconds(plan.hops_s)}"

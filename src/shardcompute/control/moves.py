@@ -8,7 +8,7 @@ What was planned is carried through whatever is measured meanwhile, and judged o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from shardcompute.control.actions import Action, SearchLayout
@@ -24,6 +24,7 @@ from shardcompute.control.placement.replacement import (
     replace_stage,
 )
 from shardcompute.control.placement.request import placement_request
+from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import (
     Assignment,
@@ -81,7 +82,8 @@ def _conclude(state: ClusterState, chain: Chain, target: MoveTarget, now_s: floa
     request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
     if not target.is_urgent and {offer.node for offer in request.offers} >= set(chain.members):
         gain = score(request, target.stages).score / score(request, chain.stages).score - 1
-        wanted = state.placing.min_gain * chain.unrest.factor(state.placing, now_s) / 2
+        least = _least_gain(state.placing, chain.stages, target.stages)
+        wanted = least * chain.unrest.factor(state.placing, now_s) / 2
         if gain < _KEPT_GAIN * wanted:
             found = f"measured again {layout_in_words(state, target.stages)} would gain {gain:.0%} only"
             return MoveDropped(chain.id, chain.epoch, f"no move, {found}", now_s)
@@ -119,13 +121,28 @@ def choose_target(state: ClusterState, chain: Chain, now_s: float) -> MoveTarget
         return MoveTarget(best, move_in_words(state, chain, move, asked, now, then), is_urgent=True)
     if request.suits(chain.stages) and not request.suits(best):
         return None
-    if chain.unrest.has_left(state.placing, now_s, best):
+    if chain.unrest.has_left(state.placing, now_s, best) and not _has_been_tried(request, chain.stages):
         return None
     gain = then.score / now.score - 1
     pays = gain * state.placing.horizon_s > move.move_s + state.placing.pause_s
-    if not pays or gain < state.placing.min_gain * chain.unrest.factor(state.placing, now_s):
+    least = _least_gain(state.placing, chain.stages, best)
+    if not pays or gain < least * chain.unrest.factor(state.placing, now_s):
         return None
     return MoveTarget(move.stages, move_in_words(state, chain, move, f"{gain:.0%} better", now, then))
+
+
+def _least_gain(policy: PlacementPolicy, before: Sequence[Assignment], after: Sequence[Assignment]) -> float:
+    """What a first move has to gain. Where machines begin to compute together, or end it, their own noise is on both
+    sides, so that less is enough."""
+    is_grouped = [any(stage.ranks for stage in stages) for stages in (before, after)]
+    return policy.min_gain if is_grouped[0] == is_grouped[1] else policy.tensor_min_gain
+
+
+def _has_been_tried(request: Request, stages: Sequence[Assignment]) -> bool:
+    """Whether machines that compute together here have shown what they do: then those that were left for the promise
+    of it may be gone back to."""
+    tried = {(each.members, each.exchange) for each in request.group_times}
+    return any((stage.members, stage.exchange) in tried for stage in stages if stage.ranks)
 
 
 def _best_known(chain: Chain, request: Request) -> tuple[Assignment, ...] | None:

@@ -455,7 +455,8 @@ class Unrest(Struct, frozen=True):
 
 
 def _machines(stages: Iterable[Assignment]) -> tuple[str, ...]:
-    return tuple(sorted(node for stage in stages for node in stage.members))
+    """Those that compute together as one."""
+    return tuple(sorted("+".join(sorted(stage.members)) for stage in stages))
 
 
 class Attachment(Struct, frozen=True):

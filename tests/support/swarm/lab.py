@@ -32,7 +32,7 @@ from shardcompute.backends.devices import ComputeDevice, host_device
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control import ClusterState, HealthPolicy, PlacementPolicy
 from shardcompute.control.placement.parallelism import Parallelism
-from shardcompute.control.sizes import sizes_of
+from shardcompute.control.sizes import LAYER_OVERHEAD_BYTES, sizes_of
 from shardcompute.control.state import Chain, Model, is_loaded
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import ShardComputeError
@@ -82,9 +82,11 @@ from support.swarm.fake_store import FakeStore
 
 KV_TOKENS = 4096
 RTT_S = 1e-4
-STILL = PlacementPolicy(latency_weight=1.0, min_gain=1e9, least_lifetime_s=0.0)
+STILL = PlacementPolicy(latency_weight=1.0, min_gain=1e9, tensor_min_gain=1e9, least_lifetime_s=0.0)
 """As few machines as hold the model, the others stand by; a chain that serves is left alone."""
-SPREAD = PlacementPolicy(latency_weight=0.0, machine_price=0.0, min_gain=1e9, least_lifetime_s=0.0)
+SPREAD = PlacementPolicy(
+    latency_weight=0.0, machine_price=0.0, min_gain=1e9, tensor_min_gain=1e9, least_lifetime_s=0.0
+)
 """Every machine takes part, whatever room it has."""
 HURRIED = HealthPolicy(restart_grace_s=2.0)
 """Who is missing after the coordinator started again is soon given up."""
@@ -228,6 +230,10 @@ class LabSwarm(Closing):
     """When workers offer memory again that ran out."""
     home_rtt_s: float = RTT_S
     """How far from the coordinator workers find themselves, which are near each other."""
+    rtt_s: float = RTT_S
+    """How far from each other."""
+    layer_s: float | None = None
+    """What every worker measures for a layer, with the model and without; None: next to nothing."""
     store: FakeStore | None = None
     """Where there is one, coordinators share it, and lead by it."""
     network: LabNetwork = field(default_factory=LabNetwork)
@@ -241,7 +247,7 @@ class LabSwarm(Closing):
     def __post_init__(self) -> None:
         self._patches = contextlib.ExitStack()
         self.options = replace(self.options, transports=self.network.transports)
-        self._patches.enter_context(_constant_measurements(self._reach))
+        self._patches.enter_context(_constant_measurements(self._reach, self.layer_s))
         host = partial(StageServer, log_bytes=self.log_bytes, patience=self.patience)
         self._patches.enter_context(mock.patch.object(worker_room, "StageServer", host))
         initial = partial(ClusterState, health=self.health)
@@ -252,7 +258,7 @@ class LabSwarm(Closing):
 
     def _reach(self, dial: Callable[[], Link]) -> LinkQuality:
         with dial() as link:
-            return LinkQuality(self.home_rtt_s if link.peer == self.cluster.node else RTT_S, 1e9)
+            return LinkQuality(self.home_rtt_s if link.peer == self.cluster.node else self.rtt_s, 1e9)
 
     # The cluster
 
@@ -651,10 +657,14 @@ class Alone:
 
 
 @contextmanager
-def _constant_measurements(reach: Callable[[Callable[[], Link]], LinkQuality]) -> Iterator[None]:
+def _constant_measurements(
+    reach: Callable[[Callable[[], Link]], LinkQuality], layer_s: float | None
+) -> Iterator[None]:
+    probed = BackendSpeed(3e-12 if layer_s is None else layer_s / LAYER_OVERHEAD_BYTES, 1e-12, 0.0)
+    loaded = ShardSpeed(StageSpeed(layer_s or 1e-4), layer_s or 1e-4)
     with (
-        mock.patch.object(device_speeds, "probe_backend", return_value=BackendSpeed(3e-12, 1e-12, 0.0)),
-        mock.patch.object(shard_loader, "measure_shard", return_value=ShardSpeed(StageSpeed(1e-4), 1e-4)),
+        mock.patch.object(device_speeds, "probe_backend", return_value=probed),
+        mock.patch.object(shard_loader, "measure_shard", return_value=loaded),
         mock.patch.object(service_pace, "LEAST_WINDOW_S", 1e9),
         mock.patch.object(link_probe, "probe_link", reach),
     ):

@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shardcompute.control import PlacementPolicy
 from shardcompute.control import events as happened
@@ -135,3 +136,24 @@ def test_stages_of_ranks_drain_like_any(cluster: Any) -> None:
     cluster.tell(happened.NodeDrained(used[1]))
     cluster.settle()
     assert used[1] not in {node for each in members(cluster) for node in each}
+
+
+def test_machines_begin_to_compute_together_once_they_know_how_near_they_are(cluster: Any) -> None:
+    """And return to what they were, once, if nothing comes of it."""
+    grow(cluster, "ab")
+    cluster.state = replace(cluster.state, links={})
+    ask(cluster, AUTO)
+    assert members(cluster) == [("a",), ("b",)]
+    for a, b in combinations(["a", "b", "driver"], 2):
+        cluster.tell(happened.LinkMeasured(a, b, 0.0001, 1.2e8))
+    cluster.now_s += 100
+    cluster.settle()
+    assert members(cluster) == [("a", "b")], "though it gains less than a quarter"
+    serve_group(cluster, 2 * LAYER_S)
+    cluster.now_s += 1000
+    cluster.settle()
+    assert members(cluster) == [("a",), ("b",)]
+    for _ in range(3):
+        cluster.now_s += 1000
+        cluster.settle()
+        assert members(cluster) == [("a",), ("b",)]

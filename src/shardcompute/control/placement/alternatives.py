@@ -124,6 +124,6 @@ def _why_not(request: Request, best: Alternative) -> str:
         offers = {offer.node: offer for offer in request.offers}
         members = [node for stage in best.stages for node in stage.members]
         if not all(offers[node].is_measured for node in members):
-            return "not all of its machines have been measured with this model"
+            return "not all of its machines have been measured"
         return "what nobody has tried has to gain more, over links that were measured"
     return "a quick search did not find it"

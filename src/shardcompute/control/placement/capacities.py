@@ -36,7 +36,7 @@ class NodeCapacity:
     rank_class: str = ""
     """Machines of one such class can compute a stage together; "": it can only compute alone."""
     is_measured: bool = False
-    """Its speed was measured with this model or one of its shape, and is no guess."""
+    """Its speed was measured, with a model like this or without any, and is no guess."""
     ranks: tuple[RankSeat, ...] = ()
     """Of a group: its machines, the leading one first."""
     exchange: Exchange = "gather"

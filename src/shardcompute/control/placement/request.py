@@ -144,7 +144,7 @@ def _offer(
         is_standby=node.is_standby,
         holding=node.holding_of(model),
         rank_class=_rank_class(node, model),
-        is_measured=layer_time(node, model) is not None,
+        is_measured=layer_time(node, model) is not None or node.probed_at_s > 0,
     )
 
 
