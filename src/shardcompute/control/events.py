@@ -84,6 +84,10 @@ class LinkMeasured(Struct, frozen=True, tag=True):
     rtt_s: float
     bytes_per_s: float
     is_open: bool = True
+    rung: str = "direct"
+    """The way on which it goes."""
+    remark: str = ""
+    """Why a better way failed."""
 
 
 class LinkBroken(Struct, frozen=True, tag=True):

@@ -304,6 +304,9 @@ class MeasuredLink(Struct, frozen=True):
     """Of a closed link: when it is to be tried next."""
     samples: tuple[tuple[float, float], ...] = ()
     """The newest of `rtt_s` and `bytes_per_s`, which are their medians."""
+    rung: str = "direct"
+    """The way on which it was measured last (see `LinkMeasured`), and why a better one failed."""
+    remark: str = ""
 
 
 class LinkBreaks(Struct, frozen=True):

@@ -64,6 +64,7 @@ from shardcompute.node.weights.originals import note_original
 from shardcompute.node.weights.pinned_hashes import PinnedHashes
 from shardcompute.node.weights.server import WeightsServer
 from shardcompute.relay.client import RelayPass
+from shardcompute.relay.server import RelayView
 from shardcompute.runtime.fallback import check_form, config_attachment, speculation_for
 from shardcompute.security import (
     ClusterAuthority,
@@ -382,6 +383,10 @@ class Cluster:
     def url(self) -> str:
         return self._endpoint.url
 
+    def relay_view(self) -> RelayView | None:
+        """What passes through the relay in this process; None where there is none."""
+        return self._relays.view()
+
     def weights_sent_bytes(self) -> dict[str, int]:
         """What workers have fetched from this machine, by node."""
         return self._weights.sent_bytes()
@@ -667,7 +672,8 @@ class Cluster:
             self._tokens = tokens
         for each in applicants:
             log.info("%s joined as %s", each.node_id, role)
-        return Admission(certificate, [each.control_url for each in self._addresses()], others)
+        urls = [*(each.control_url for each in self._addresses()), *self._relays.doors]
+        return Admission(certificate, urls, others)
 
     def _brief(self) -> Brief:
         models = [

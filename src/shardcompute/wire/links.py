@@ -67,6 +67,8 @@ class LinkStats:
     tls_version: str | None = None
     is_local: bool = False
     rung: str = DIRECT
+    remark: str = ""
+    """Why a better way failed."""
 
 
 class Link(Protocol):

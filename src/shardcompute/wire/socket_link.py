@@ -52,6 +52,7 @@ class SocketLink(Closing):
         )
         self.is_local = is_local
         self.rung = LOCAL if is_local else DIRECT
+        self.remark = ""
         self._tls_version = sock.version() if isinstance(sock, ssl.SSLSocket) else None
         self._congestion = read_congestion(sock)
         self._sock = sock
@@ -77,7 +78,13 @@ class SocketLink(Closing):
     @property
     def stats(self) -> LinkStats:
         return LinkStats(
-            *self._sent, *self._received, self._congestion, self._tls_version, self.is_local, self.rung
+            *self._sent,
+            *self._received,
+            self._congestion,
+            self._tls_version,
+            self.is_local,
+            self.rung,
+            self.remark,
         )
 
     def turn_round(self, role: str, rung: str) -> None:

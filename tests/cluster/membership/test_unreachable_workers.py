@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from shardcompute.node.cluster import ClusterOptions
+from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.reach import relays as relays_room
 from shardcompute.node.reach.cluster_relays import RelayOptions
 from shardcompute.node.reach.rungs import DIRECT, PUNCHED, RELAYED
 from shardcompute.node.rpc.endpoint import Endpoint
+from shardcompute.relay.server import RelayServer
+from shardcompute.security import ClusterAuthority
 from shardcompute.wire import TcpTransport, Transports
 from support.models.requests import greedy, prompts, sampled
 from support.network.lab_links import LabNetwork
+from support.network.relays import key_of
 from support.swarm.lab import KV_TOKENS, STILL, Alone, LabSwarm
 
 NOWHERE = "127.77.0.1"
 """An address of this machine at which nobody listens."""
+
+
+OWN_RELAY = RelayOptions(0)
 
 
 class PlainNetwork(LabNetwork):
@@ -32,13 +40,15 @@ class PlainNetwork(LabNetwork):
 
 
 @contextmanager
-def homes(folder: Path, checkpoint: Path, layers: tuple[int, ...]) -> Iterator[LabSwarm]:
+def homes(
+    folder: Path, checkpoint: Path, layers: tuple[int, ...], relays: RelayOptions = OWN_RELAY
+) -> Iterator[LabSwarm]:
     """Workers in homes of their own: of all addresses only the coordinator's leads anywhere."""
     options = ClusterOptions(
         folder / "cluster",
         port=0,
         join_port=0,
-        relays=RelayOptions(0),
+        relays=relays,
         kv_tokens=KV_TOKENS,
         context_length=512,
         placing=STILL,
@@ -81,3 +91,27 @@ def test_three_homes_answer_as_one_process(
         # Between two of them nothing else is left; all dial the coordinator, where the driver is.
         expected = PUNCHED if punches else RELAYED
         assert [rungs[node] for node in stages] == [{expected, DIRECT}, {expected, DIRECT}, {DIRECT}]
+
+
+def test_another_relay_takes_over_amid_streams(
+    tmp_path: Path, tiny: Path, alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two relays elsewhere know nothing but the cluster's key; the one in use is killed."""
+    monkeypatch.setattr(relays_room.RelayBook, "punch_port", lambda book, timeout_s: None)
+    Cluster(ClusterOptions(tmp_path / "cluster", port=0, join_port=0)).close()
+    authority = ClusterAuthority.load(tmp_path / "cluster" / "authority")
+    opened = [RelayServer("127.0.0.1", 0, key_of(authority)) for _ in range(2)]
+    others = tuple((f"tcp://127.0.0.1:{relay.port}",) for relay in opened)
+    with contextlib.ExitStack() as stack:
+        for relay in opened:
+            stack.enter_context(relay)
+        lab = stack.enter_context(homes(tmp_path, tiny, (2, 2, 2), RelayOptions(None, others)))
+        requests = [replace(greedy(each), max_tokens=200) for each in prompts(alone.service.tokenizer)[:4]]
+        talks = [lab.start(request) for request in requests]
+        lab.wait_until(lambda: all(len(talk.tokens) > 5 for talk in talks), "some tokens of each")
+        used = max(opened, key=lambda relay: relay.view().spliced_bytes)
+        assert used.view().connections
+        used.close()
+        for request, talk in zip(requests, talks, strict=True):
+            assert talk.result() == alone.answer(request)
+        assert all(relay.view().spliced_bytes for relay in opened)

@@ -231,6 +231,12 @@ LINK_RTT = MetricRow(
 LINKS_OPEN = MetricRow(
     ("shardcompute_link_open",), "gauge", ("a", "b"), "1 where two nodes can reach each other, otherwise 0."
 )
+LINK_RUNG = MetricRow(
+    ("shardcompute_link_rung",),
+    "gauge",
+    ("a", "b", "rung"),
+    "1 for the way on which two nodes reach each other: local, direct, callback, punched or relayed.",
+)
 WEIGHTS_SENT = MetricRow(
     ("shardcompute_weights_sent_bytes_total",),
     "counter",
@@ -305,6 +311,7 @@ GROUPS: tuple[MetricGroup, ...] = (
             REPLANS,
             LINK_RTT,
             LINKS_OPEN,
+            LINK_RUNG,
             WEIGHTS_SENT,
             UNRECORDED,
         ),

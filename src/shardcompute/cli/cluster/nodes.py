@@ -28,6 +28,10 @@ def nodes(
     map: Annotated[
         bool, typer.Option("--map", help="Draw which layers are where, and what slows a chain down.")
     ] = False,
+    links: Annotated[
+        bool,
+        typer.Option("--links", help="List the links between them: the way, round trip and speed of each."),
+    ] = False,
     everyone: Annotated[bool, typer.Option("--all", help="List nodes that have left, too.")] = False,
     watch: Watch = False,
     at: ClusterLocation,
@@ -38,10 +42,18 @@ def nodes(
     every change is a line.
     """
     from shardcompute.cli.cluster import watching
-    from shardcompute.cli.cluster.text import chosen_backends, describe_trouble, mixed_chains
+    from shardcompute.cli.cluster.text import (
+        chosen_backends,
+        describe_detours,
+        describe_links,
+        describe_trouble,
+        mixed_chains,
+    )
 
     if json and map:
         raise UsageError("--map is for people, --json for programs", hint="give one of the two")
+    if links and (json or map or watch):
+        raise UsageError("--links is a list of its own", hint="leave out --json, --map and --watch")
     if everyone and map:
         raise UsageError("nodes that have left hold no layers to draw", hint="give --all or --map")
     screen = open_screen()
@@ -51,6 +63,10 @@ def nodes(
             watching.watch(client, picture, screen, is_json=json)
             return
         view = client.state()
+    if links:
+        for line in describe_links(view):
+            screen.say(line)
+        return
     listed = _listed(view, everyone)
     if not listed and not json:
         screen.say("no machine has joined yet; shardcompute token create makes a token to join with")
@@ -67,7 +83,7 @@ def nodes(
                 screen.say(f"{node.name} could not load {failure.model}: {failure.reason}", "yellow")
             for line in describe_trouble(node):
                 screen.say(line, "yellow")
-        for line in (*chosen_backends(view), *mixed_chains(view)):
+        for line in (*describe_detours(view), *chosen_backends(view), *mixed_chains(view)):
             screen.say(line, "yellow")
 
 

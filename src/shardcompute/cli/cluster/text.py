@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ClusterView,
         DriverView,
         FetchView,
+        LinkView,
         MemoryParts,
         ModelView,
         NodeView,
@@ -369,6 +370,38 @@ def describe_trouble(node: NodeView) -> list[str]:
         for each in node.unused_devices
     ]
     return [*lines, *([f"{node.name}: {node.device_remark}"] if node.device_remark else [])]
+
+
+def describe_detours(view: ClusterView) -> list[str]:
+    """Links that go another way than to a node's address, and why."""
+    detours = (link for link in view.links if link.is_open and link.rung not in ("direct", "local"))
+    return [f"{_between(view, link)}: {_way(link)}" for link in detours]
+
+
+def describe_links(view: ClusterView, width: int = 100) -> list[str]:
+    """Every link: its way, round trip and speed, and why a better way failed."""
+    rows = [
+        (
+            _between(view, link),
+            link.rung if link.is_open else "closed",
+            format_seconds(link.rtt_s) if link.is_open else "-",
+            f"{format_bytes(int(link.bytes_per_s))}/s" if link.is_open else "-",
+        )
+        for link in view.links
+    ]
+    if not rows:
+        return ["no link has been measured yet"]
+    lines = aligned([("LINK", "WAY", "ROUND TRIP", "RATE"), *rows]).splitlines()
+    return [*lines, *(part for line in describe_detours(view) for part in wrapped(line, width))]
+
+
+def _between(view: ClusterView, link: LinkView) -> str:
+    names = {node.id: node.name for node in view.nodes}
+    return " and ".join(names.get(id, "the coordinator") for id in (link.a, link.b))
+
+
+def _way(link: LinkView) -> str:
+    return f"{link.rung}, {format_seconds(link.rtt_s)}" + (f" ({link.remark})" if link.remark else "")
 
 
 def _node_row(node: NodeView, *, is_brief: bool = False) -> tuple[str, ...]:

@@ -64,6 +64,15 @@ def join(
             rich_help_panel=_PAIRING,
         ),
     ] = None,
+    through: Annotated[
+        str | None,
+        typer.Option(
+            "--through",
+            metavar="URL",
+            help="Door of the coordinator's relay, such as wss://HOST:443, for networks that let only the web out; an "
+            "HTTP proxy is used where the environment names one.",
+        ),
+    ] = None,
     data_dir: WorkerFolder = None,
     arguments: WorkerArguments,
 ) -> None:
@@ -85,7 +94,7 @@ def join(
         check_free(folder / file)
     if parsed is None:
         parsed = _pair(_addresses(screen, cluster, at), code, arguments.name, screen)
-    places = join_places(folder, choose_for(arguments), parsed)
+    places = join_places(folder, choose_for(arguments), parsed, through or "")
     ids = ", ".join(member.credentials.identity.node_id for member in places.members)
     screen.say(f"joined {parsed.cluster} as {ids}")
     serve_places(places, arguments, screen)

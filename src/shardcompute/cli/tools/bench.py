@@ -12,6 +12,7 @@ import typer
 
 from shardcompute.cli.tools.bench_collectives import collectives
 from shardcompute.cli.tools.bench_faults import faults
+from shardcompute.cli.tools.bench_reach import reach
 from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, Model, WeightsName, finish, model_path
 from shardcompute.cli.tools.bench_serve import serve
 from shardcompute.cli.tools.bench_soak import prefix, soak
@@ -195,6 +196,7 @@ app.command()(faults)
 app.command()(serve)
 app.command()(collectives)
 app.command()(tensor)
+app.command()(reach)
 
 
 @app.command()

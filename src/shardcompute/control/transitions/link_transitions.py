@@ -81,10 +81,13 @@ def _measure(state: ClusterState, event: happened.LinkMeasured) -> ClusterState:
     a, b = sorted((event.a, event.b))
     if event.is_open:
         known = state.link(a, b)
-        samples = (*(() if known is None else known.samples), (event.rtt_s, event.bytes_per_s))[-_SAMPLES:]
+        # What was measured on another way says nothing about this one.
+        former = () if known is None or known.rung != event.rung else known.samples
+        samples = (*former, (event.rtt_s, event.bytes_per_s))[-_SAMPLES:]
         rtt_s = statistics.median_low(rtt_s for rtt_s, _ in samples)
         bytes_per_s = statistics.median_high(rate for _, rate in samples)
-        measured = _with_link(state, MeasuredLink(a, b, rtt_s, bytes_per_s, samples=samples))
+        link = MeasuredLink(a, b, rtt_s, bytes_per_s, samples=samples, rung=event.rung, remark=event.remark)
+        measured = _with_link(state, link)
         return measured if known is None or known.is_open else forget_moves(measured)
     link = MeasuredLink(a, b, event.rtt_s, event.bytes_per_s, is_open=False, closed_by=event.a)
     return _close(state, link)

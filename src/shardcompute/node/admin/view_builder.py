@@ -187,6 +187,8 @@ def view_links(state: ClusterState, own_url: str = "") -> tuple[LinkView, ...]:
             bytes_per_s=link.bytes_per_s,
             is_open=link.is_open,
             is_local=bool(hosts.get(link.a)) and hosts.get(link.a) == hosts.get(link.b),
+            rung=link.rung,
+            remark=link.remark,
         )
         for a in sorted(state.links)
         for _, link in sorted(state.links[a].items())

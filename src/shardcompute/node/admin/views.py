@@ -184,6 +184,10 @@ class LinkView:
     is_open: bool
     is_local: bool = False
     """Both ends are on one machine, so that no network is measured."""
+    rung: str = "direct"
+    """The way on which it goes: local, direct, callback, punched or relayed."""
+    remark: str = ""
+    """Why a better way failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,8 @@ def validate_report(event: Event, node: str, driver: str, known: Collection[str]
         raise UsageError("it names a node that nobody knows")
     if isinstance(event, ShardFailed):
         return replace(event, reason=shorten(event.reason, _MOST_REASON_CHARACTERS))
+    if isinstance(event, LinkMeasured):
+        return replace(event, remark=shorten(event.remark, _MOST_REASON_CHARACTERS))
     if isinstance(event, LinkBroken) and event.node == driver:
         # The driver is no member: its links are known by their other end.
         return LinkBroken(driver, node, event.now_s)
@@ -200,6 +202,7 @@ def report_problem(event: Event) -> str | None:
             _unwordly("node", event.b),
             _out_of("round trip", event.rtt_s, *_RTT_S),
             _out_of("bandwidth", event.bytes_per_s, *_BYTES_PER_S),
+            _unwordly("rung", event.rung),
         ]
     elif isinstance(event, LinkBroken):
         problems = [_unwordly("node", event.node)]

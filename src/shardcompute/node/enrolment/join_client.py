@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -21,6 +22,7 @@ from shardcompute.node.enrolment.admission import (
     receive,
     send,
 )
+from shardcompute.relay.client import RelayDoor
 from shardcompute.security.bootstrap import open_join
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
@@ -29,17 +31,20 @@ from shardcompute.security.token_book import MOST_COMPANIONS
 from shardcompute.security.tokens import JoinToken
 
 
-def join_cluster(token: JoinToken, folder: Path, role: Role) -> tuple[Credentials, list[str]]:
+def join_cluster(
+    token: JoinToken, folder: Path, role: Role, through: str = ""
+) -> tuple[Credentials, list[str]]:
     """Join with a token: this node's credentials, saved in `folder`, and the coordinator's control URLs.
 
-    Tries the token's addresses in turn. Raises AuthError when the token is refused, LinkError when nobody answers.
+    Tries the token's addresses in turn, or only `through`, a door of the coordinator's relay. Raises AuthError
+    when the token is refused, LinkError when nobody answers.
     """
-    [credentials], urls = join_together(token, [folder], role)
+    [credentials], urls = join_together(token, [folder], role, through)
     return credentials, urls
 
 
 def join_together(
-    token: JoinToken, folders: Sequence[Path], role: Role
+    token: JoinToken, folders: Sequence[Path], role: Role, through: str = ""
 ) -> tuple[list[Credentials], list[str]]:
     """Like `join_cluster` for several nodes of this machine at once: they use the token once."""
     if len(folders) > MOST_COMPANIONS + 1:
@@ -51,7 +56,7 @@ def join_together(
     companions = [Companion(*other) for other in others]
     application = Application(token.token_id, token.secret, role.value, *first, companions)
     failures = []
-    for address in token.addresses:
+    for address in [through] if through else token.addresses:
         try:
             return _apply(address, token, identities, application)
         except LinkError as error:
@@ -65,11 +70,7 @@ def join_together(
 def _apply(
     address: str, token: JoinToken, identities: Sequence[NodeIdentity], application: Application
 ) -> tuple[list[Credentials], list[str]]:
-    host, _, port = address.rpartition(":")
-    try:
-        sock = socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S)
-    except OSError as error:
-        raise LinkError(f"no connection: {error.strerror or error}") from error
+    sock, host = _connect(address)
     connection, authority_pem = open_join(sock, token)
     with connection:
         try:
@@ -89,7 +90,20 @@ def _apply(
     ]
     for each in credentials:
         each.save()
-    return credentials, [_reachable(url, host) for url in admission.control_urls]
+    urls = [_reachable(url, host) for url in admission.control_urls]
+    return credentials, [address, *urls] if "://" in address else urls
+
+
+def _connect(address: str) -> tuple[socket.socket, str]:
+    """To where machines join, or to the door of a relay that leads there; and the host that was reached."""
+    if "://" in address:
+        with RelayDoor(address, TIMEOUT_S) as door:
+            return door.enter("join", TIMEOUT_S), urlsplit(address).hostname or ""
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S), host
+    except OSError as error:
+        raise LinkError(f"no connection: {error.strerror or error}") from error
 
 
 def _reachable(url: str, host: str) -> str:

@@ -50,8 +50,11 @@ def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> Enrol
     return member
 
 
-def join_all_from(folders: Sequence[Path], token: JoinToken, role: Role = Role.WORKER) -> list[EnrolledNode]:
-    """Like `join_from` for several nodes of this machine at once, who use the token once."""
+def join_all_from(
+    folders: Sequence[Path], token: JoinToken, role: Role = Role.WORKER, through: str = ""
+) -> list[EnrolledNode]:
+    """Like `join_from` for several nodes of this machine at once, who use the token once; `through`: see
+    `join_client.join_cluster`."""
     for folder in folders:
         open_private_folder(folder)
         former = _credentials(folder)
@@ -62,7 +65,7 @@ def join_all_from(folders: Sequence[Path], token: JoinToken, role: Role = Role.W
             )
         if former is not None:
             _check_role(folder, former, role)
-    joined, urls = join_together(token, folders, role)
+    joined, urls = join_together(token, folders, role, through)
     return [remember(folder, each, urls) for folder, each in zip(folders, joined, strict=True)]
 
 

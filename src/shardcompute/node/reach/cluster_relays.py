@@ -59,6 +59,11 @@ class ClusterRelays(Closing):
     def urls(self) -> Sequence[Sequence[str]]:
         return (self._own, *self._others) if self._own else self._others
 
+    @property
+    def doors(self) -> Sequence[str]:
+        """By which a node reaches this process that can open nothing but the web."""
+        return self._own[1:]
+
     def view(self) -> RelayView | None:
         return None if self._server is None else self._server.view()
 

@@ -30,6 +30,7 @@ from shardcompute.node.reach.rungs import CALLBACK, DIRECT, PUNCHED, RELAYED
 from shardcompute.relay.client import RelayPass
 from shardcompute.relay.messages import MEETING_BYTES
 from shardcompute.wire import Link
+from shardcompute.wire.socket_link import SocketLink
 
 log = logging.getLogger(__name__)
 HEAD_START_S = 0.3
@@ -80,8 +81,8 @@ class Reach:
         self.callbacks = Callbacks()
         self._meetings = threading.Semaphore(_MOST_MEETINGS)
         self._lock = threading.Lock()
-        self._detours: OrderedDict[str, float] = OrderedDict()
-        """Nodes that could not be dialled where they say, and when that was."""
+        self._detours: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        """Nodes that could not be dialled where they say: when that was, and which rung it came to."""
 
     def meet_through(self, rendezvous: Rendezvous) -> None:
         """From now on nodes can be met."""
@@ -94,15 +95,17 @@ class Reach:
         """A link to this node, whose address is probably `url`. Raises LinkError, which says why each way failed."""
         race = Race(node, _TOTAL_S, _close)
         race.start(DIRECT, lambda: self._maker.dial_direct(url, role, node))
-        link = race.wait(0.0 if self._is_detour(node) else HEAD_START_S)
+        link = race.wait(0.0 if self._detour(node) else HEAD_START_S)
         if link is None and self._rendezvous is not None:
             race.start("meeting", lambda: self._meet(race, url, role, node))
         link = race.finish()
         rung = link.stats.rung
         if rung not in (DIRECT, "local"):
             why = "; ".join(f"{name}: {error.message}" for name, error in race.failures.items())
+            if isinstance(link, SocketLink):
+                link.remark = why
             log.info("%s is reached on the rung %r (%s)", node, rung, why or "it was the quickest")
-            self._note_detour(node)
+            self._note_detour(node, rung)
         return link
 
     def _meet(self, race: Race, url: str, role: str, node: str) -> None:
@@ -132,7 +135,8 @@ class Reach:
             port.close()
         names = relays.in_common(ours, answer.relays)
         for index, name in enumerate(names):
-            wait_s = (_RELAY_AFTER_S if punches else 0.05) + index * _NEXT_RELAY_S
+            waits = punches and self._detour(node) != RELAYED
+            wait_s = (_RELAY_AFTER_S if waits else 0.0) + index * _NEXT_RELAY_S
             race.start(RELAYED, partial(self._relay, race, name, meeting, role, node), after_s=wait_s)
 
     def _punch(self, port: PunchPort, race: Race, target: str, role: str, node: str) -> Link:
@@ -194,13 +198,15 @@ class Reach:
         sock = self.relays.meet(name, meeting, caller, deadline - time.monotonic())
         self._maker.answer_over(sock, RELAYED, caller)
 
-    def _is_detour(self, node: str) -> bool:
+    def _detour(self, node: str) -> str:
+        """The rung on which a node was reached lately; "" where that was its address, or long ago."""
         with self._lock:
-            return time.monotonic() - self._detours.get(node, -_REMEMBER_S) < _REMEMBER_S
+            at_s, rung = self._detours.get(node, (0.0, ""))
+        return rung if rung and time.monotonic() - at_s < _REMEMBER_S else ""
 
-    def _note_detour(self, node: str) -> None:
+    def _note_detour(self, node: str, rung: str) -> None:
         with self._lock:
-            self._detours[node] = time.monotonic()
+            self._detours[node] = (time.monotonic(), rung)
             self._detours.move_to_end(node)
             while len(self._detours) > _MOST_REMEMBERED:
                 self._detours.popitem(last=False)

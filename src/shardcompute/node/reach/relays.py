@@ -38,13 +38,15 @@ class RelayBook:
         self._lock = threading.Lock()
         self._pass: RelayPass | None = None
         self._known: tuple[KnownRelay, ...] = ()
+        self._told: Sequence[Sequence[str]] = ()
+        self._measuring = threading.Lock()
         self.is_measured = threading.Event()
 
     def learn(self, shown: RelayPass, relays: Sequence[Sequence[str]]) -> None:
         """Use this ticket from now on; see in the background which of these relays can be reached."""
         with self._lock:
-            self._pass = shown
-        threading.Thread(target=self._measure, args=(relays,), name="relays", daemon=True).start()
+            self._pass, self._told = shown, relays
+        in_background("relays", self._measure)
 
     @property
     def distances(self) -> Relays:
@@ -76,17 +78,26 @@ class RelayBook:
             shown = self._pass
         if relay is None or shown is None:
             raise LinkError(f"the relay {name} is not known here")
-        with RelayDoor(relay.url, timeout_s) as door:
+        try:
+            door = RelayDoor(relay.url, timeout_s)
+        except LinkError:
+            # It may be gone: the next link should not have to find that out.
+            in_background("relays", self._measure)
+            raise
+        with door:
             return door.meet(shown, meeting, peer, timeout_s)
 
     def _all(self) -> tuple[KnownRelay, ...]:
         with self._lock:
             return self._known
 
-    def _measure(self, relays: Sequence[Sequence[str]]) -> None:
-        found = [each for each in map(_measured, relays[:MOST_RELAYS]) if each is not None]
-        with self._lock:
-            self._known = tuple(sorted(found, key=lambda each: each.took_s))
+    def _measure(self) -> None:
+        with self._measuring:
+            with self._lock:
+                told = self._told
+            found = [each for each in map(_measured, told[:MOST_RELAYS]) if each is not None]
+            with self._lock:
+                self._known = tuple(sorted(found, key=lambda each: each.took_s))
         self.is_measured.set()
 
 

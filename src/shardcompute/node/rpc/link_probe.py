@@ -10,9 +10,11 @@ from functools import partial
 
 from shardcompute.control.events import LinkMeasured
 from shardcompute.core.errors import LinkError
+from shardcompute.core.fields import shorten
 from shardcompute.node.rpc.commands import Peer
 from shardcompute.wire import Link, Ping, Pong
 from shardcompute.wire.control import TensorBytes
+from shardcompute.wire.links import DIRECT
 
 log = logging.getLogger(__name__)
 _PINGS = 5
@@ -20,12 +22,16 @@ _LOAD_BYTES = 1 << 20
 _MOST_LOAD_BYTES = 4 << 20
 _TIMEOUT_S = 10.0
 _MOST_GAIN = 8.0
+_MOST_REMARK = 300
 
 
 @dataclass(frozen=True, slots=True)
 class LinkQuality:
     rtt_s: float
     bytes_per_s: float
+    rung: str = DIRECT
+    remark: str = ""
+    """Why a better rung was not to be had."""
 
 
 def answer_probes(link: Link) -> None:
@@ -50,7 +56,14 @@ def probe_links(
         except LinkError as error:
             log.info("%s cannot be probed: %s", peer.node, error.message)
             continue
-        yield LinkMeasured(node, peer.node, quality.rtt_s, quality.bytes_per_s)
+        yield LinkMeasured(
+            node,
+            peer.node,
+            quality.rtt_s,
+            quality.bytes_per_s,
+            rung=quality.rung,
+            remark=shorten(quality.remark, _MOST_REMARK),
+        )
 
 
 def probe_link(dial: Callable[[], Link]) -> LinkQuality:
@@ -61,7 +74,8 @@ def probe_link(dial: Callable[[], Link]) -> LinkQuality:
         rtt_s = min(_time(link, partial(link.send, ping)) for ping in pings)
         load = memoryview(bytes(_LOAD_BYTES))
         sent_s = _time(link, partial(link.send, TensorBytes(_PINGS, _LOAD_BYTES), (load,)))
-    return LinkQuality(rtt_s, bandwidth(_LOAD_BYTES, sent_s, rtt_s))
+        stats = link.stats
+    return LinkQuality(rtt_s, bandwidth(_LOAD_BYTES, sent_s, rtt_s), stats.rung, stats.remark)
 
 
 def bandwidth(size_bytes: int, sent_s: float, rtt_s: float) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,8 +21,9 @@ from shardcompute.node.reach.rungs import CALLBACK, DIRECT, PUNCHED, RELAYED
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.relay.server import RelayServer
 from shardcompute.wire import Link, Ping, Pong, TcpTransport, Transports
+from shardcompute.wire.control import TensorBytes
 from support.network.papers import Papers
-from support.network.relays import WAIT_S, open_relay, pass_of, url_of
+from support.network.relays import WAIT_S, open_relay, pass_of
 
 NOWHERE = "127.77.0.1"
 """An address of this machine at which nobody listens."""
@@ -37,6 +41,13 @@ def is_answered(link: Link) -> bool:
     return link.receive(WAIT_S)[0] == Pong(7, 0.0)
 
 
+def give_back(link: Link) -> None:
+    """What came, as it came."""
+    message, body = link.receive()
+    link.send(message, (body,))
+    echo(link)
+
+
 class Home:
     """Two nodes, a relay, and a coordinator that carries their offers."""
 
@@ -46,7 +57,7 @@ class Home:
         self._relay = relay
         self._stack = stack
         self._endpoints: dict[str, Endpoint] = {}
-        self._addresses: dict[str, Sequence[str]] = {}
+        self._port = relay.port
 
     def node(self, name: str, *, is_open: bool, relays: Sequence[str] = ("tcp",)) -> Endpoint:
         """One that is found where it listens, or nowhere. It reaches these doors of the relay."""
@@ -54,7 +65,7 @@ class Home:
         endpoint = Endpoint(
             credentials,
             "tcp://127.0.0.1:0",
-            {"stage": echo},
+            {"stage": echo, "weights": give_back},
             # Not through sockets of this machine, by which everybody is reached.
             transports=Transports({"tcp": TcpTransport()}),
             advertise="" if is_open else NOWHERE,
@@ -67,10 +78,23 @@ class Home:
         reach = self.reach(endpoint)
         reach.meet_through(lambda node, offer: self._carry(endpoint.node, node, offer))
         if relays:
-            reach.learn(pass_of(self._papers, credentials), [[url_of(self._relay, each) for each in relays]])
+            reach.learn(
+                pass_of(self._papers, credentials), [[f"{each}://127.0.0.1:{self._port}" for each in relays]]
+            )
             assert reach.relays.is_measured.wait(WAIT_S)
         self._endpoints[endpoint.node] = endpoint
         return endpoint
+
+    @property
+    def relay_port(self) -> int:
+        return self._relay.port
+
+    @contextlib.contextmanager
+    def relay_at(self, port: int) -> Iterator[None]:
+        """Nodes that come now find the relay there."""
+        self._port = port
+        yield
+        self._stack.close()
 
     def reach(self, endpoint: Endpoint) -> Reach:
         assert endpoint.reach is not None
@@ -142,7 +166,7 @@ def test_the_error_says_of_every_rung_why_it_failed(home: Home) -> None:
 def test_a_role_that_is_not_served_is_refused_on_every_rung(home: Home) -> None:
     a, b = home.node("a", is_open=True), home.node("b", is_open=False)
     with mock.patch("shardcompute.node.reach.reach._CALLBACK_S", 0.5), pytest.raises(LinkError):
-        a.dial(b.url, "weights", b.node)
+        a.dial(b.url, "generations", b.node)
 
 
 def test_nobody_calls_back_who_was_not_asked(home: Home) -> None:
@@ -184,6 +208,67 @@ def test_a_link_through_a_relay_is_ended_where_its_peer_is_revoked(home: Home) -
         b.heed(Revocations().with_node(a.node))
         with pytest.raises(LinkError):
             link.receive(WAIT_S)
+
+
+class Wiretap:
+    """Passes everything on to a relay and writes it down."""
+
+    def __init__(self, port: int) -> None:
+        self._target = ("127.0.0.1", port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self.heard = bytearray()
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._serve)]
+        self._threads[0].start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                far = socket.create_connection(self._target)
+                self._sockets += [near, far]
+                for source, target in ((near, far), (far, near)):
+                    thread = threading.Thread(target=self._copy, args=(source, target))
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.heard += data
+                target.sendall(data)
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for thread in self._threads:
+            thread.join()
+        for sock in self._sockets:
+            sock.close()
+
+
+def test_a_relay_sees_no_plaintext(home: Home) -> None:
+    """All that goes to and from it is written down, and the words are not in it."""
+    words = b"hidden states can be turned back into words. " * 500
+    with contextlib.closing(Wiretap(home.relay_port)) as tap, home.relay_at(tap.port):
+        a = home.node("a", is_open=False)
+        b = home.node("b", is_open=False)
+        with (
+            mock.patch.object(relays_room.RelayBook, "punch_port", return_value=None),
+            a.dial(b.url, "weights", b.node) as link,
+        ):
+            assert link.stats.rung == RELAYED
+            link.send(TensorBytes(1, len(words)), (memoryview(words),))
+            _, body = link.receive(WAIT_S)
+            assert bytes(body) == words
+    assert len(tap.heard) > 4 * len(words)  # there and back, in at one side and out at the other
+    assert words[:16] not in tap.heard
+    assert b.node.encode() in tap.heard  # who wants to meet whom is no secret to it
 
 
 def test_offers_that_say_too_much_are_refused() -> None:

@@ -112,6 +112,11 @@ function words(node, view) {
   return node.is_standby ? "stands by" : "has nothing to do";
 }
 
+// Whoever is dialled where it says needs no word for it.
+function isDetour(link) {
+  return link.rung !== "direct" && link.rung !== "local";
+}
+
 function refreshDetails(place, node, view) {
   if (place.node === node && place.links === view.links) return;
   Object.assign(place, { node, links: view.links });
@@ -121,8 +126,8 @@ function refreshDetails(place, node, view) {
   facts.replaceChildren(...factsOf(node).flatMap(([term, text]) => [h("dt", {}, term), h("dd", {}, text)]));
   const rows = linksOf(node, view);
   links.hidden = rows.length === 0;
-  links.lastChild.replaceChildren(...rows.map(({ link, other }) => h("li", {}, h("span", {}, nameOf(other)),
-    h("span", { class: "muted number" }, link.is_open ? [seconds(link.rtt_s), linkSpeed(link)].filter(Boolean).join(" · ") : "closed"))));
+  links.lastChild.replaceChildren(...rows.map(({ link, other }) => h("li", { title: link.remark }, h("span", {}, nameOf(other)),
+    h("span", { class: "muted number" }, link.is_open ? [isDetour(link) ? link.rung : "", seconds(link.rtt_s), linkSpeed(link)].filter(Boolean).join(" · ") : "closed"))));
   buttons.hidden = !isLive(node);
   buttons.firstChild.disabled = node.is_draining;
 }
