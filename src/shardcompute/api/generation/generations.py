@@ -199,9 +199,12 @@ class Generations:
                     said += [choice.id for choice in delta.tokens]
                     if delta.finish == "stop" and request.sampling.grammar is not None:
                         await check_complete(self.plan.codec, request.sampling.grammar, said)
-                    for piece in (delta,) if self._cut is None else cut_at(delta, place, self._cut):
-                        await self._queue.put(index, piece)
-                    place = place.after(delta)
+                    if self._cut is None:
+                        await self._queue.put(index, delta)
+                    else:
+                        for piece in cut_at(delta, place, self._cut):
+                            await self._queue.put(index, piece)
+                        place = place.after(delta)
                     if delta.finish is not None:
                         ended_by = delta.finish
                         return

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import Screen, has_terminal_input, standard_input
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from shardcompute.weights.sources.resolve import Fetch
 
 _LOOK_S = 0.2
+_SERVER = ("api", "node.admin.admin", "node.process.launch", "web")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,10 @@ def _run_candidate(start: _Start, store_url: str) -> None:
             "a coordinator among several computes nothing itself: workers stay when it gives way",
             hint="start it with `shardcompute coordinator`, and let workers of this machine join with a token",
         )
+    # Whoever takes over has no time for that.
+    with phase("imports of the server"):
+        for name in _SERVER:
+            import_module(f"shardcompute.{name}")
     run_candidate(
         start.options, store_url, start.plan.form, start.open, partial(_run_leader, start), start.screen
     )

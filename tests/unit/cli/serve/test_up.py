@@ -348,3 +348,16 @@ def test_adapters_are_given_by_name(given: list[str]) -> None:
 
 def test_an_adapter_s_folder_may_have_any_name() -> None:
     assert parse_adapters(["polite=/tmp/a=b"]) == {"polite": Path("/tmp/a=b")}
+
+
+def test_a_shared_store_is_for_coordinators_without_workers(cli: Cli, tmp_path: Path) -> None:
+    arguments = ("--data-dir", str(tmp_path / "cluster"), *ANY_PORTS, "--store")
+    with_workers = cli("up", "--workers", "1", *arguments, "etcd://127.0.0.1:9")
+    assert with_workers.exit_code == 2
+    assert "computes nothing itself" in with_workers.stderr
+    wrong = cli("coordinator", *arguments, "http://127.0.0.1:9")
+    assert wrong.exit_code == 2
+    assert "no address of a store" in wrong.stderr
+    away = cli("coordinator", *arguments, "etcd://127.0.0.1:9", "--recover-journal")
+    assert away.exit_code == 2
+    assert "about a journal in a file" in away.stderr
