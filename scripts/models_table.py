@@ -203,7 +203,9 @@ def picture_rows(evidence: Evidence) -> Iterator[tuple[str, ...]]:
 
     refused = dict.fromkeys(BACKENDS, "refused")
     for kind in sorted(HF_SEEING):
-        yield _row(f"`{kind}`", "safetensors", evidence.of("pictures", [kind] * (kind in VISION_FAMILIES)), refused)
+        yield _row(
+            f"`{kind}`", "safetensors", evidence.of("pictures", [kind] * (kind in VISION_FAMILIES)), refused
+        )
 
 
 def _row(

@@ -294,6 +294,19 @@ class RestingExecutor(Protocol):
         ...
 
 
+@runtime_checkable
+class EncodingExecutor(Protocol):
+    """What an `Executor` has besides whose tower runs beside its steps. Both may be called from any thread."""
+
+    def needs_encoding(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> bool:
+        """Whether `open_pictures` would take as long as a tower does."""
+        ...
+
+    def encode_pictures(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> None:
+        """Have `open_pictures` find them encoded. Raises what that would raise."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
     """A `PendingStep` that pends no more."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from shardcompute.backends.executor import rows_of_step
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.kv_types import KvShape, KvType, kv_token_bytes
+from shardcompute.core.pictures import ENCODED_BYTES
 
 HOLDERS = (
     "onnx/cpu",
@@ -226,10 +227,11 @@ def scratch_bytes(holder: str, shape: StepShape, layer_bytes: int) -> int:
 
 
 def tower_scratch_bytes(patches: int, hidden: int, intermediate: int, heads: int) -> int:
-    """What a tower needs besides its weights while it encodes a picture of so many patches."""
+    """What a tower needs besides its weights while it encodes a picture of so many patches, with the rows of others
+    that are kept."""
     rows = 4 * patches * _PATCH_BUFFERS * hidden
     inner = 4 * _PROMPT_GROUP_ROWS * 3 * intermediate
-    return rows + inner + 2 * max(_PATCH_SCORE_BYTES, 4 * heads * patches)
+    return rows + inner + 2 * max(_PATCH_SCORE_BYTES, 4 * heads * patches) + ENCODED_BYTES
 
 
 def head_scratch_bytes(holder: str, shape: StepShape, head_bytes: int, scratch: int) -> int:

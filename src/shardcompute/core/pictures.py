@@ -19,6 +19,8 @@ MAX_GRID = 1 << 12
 MAX_PATCHES = 1 << 13
 """Of one picture: attention between them costs their square."""
 
+ENCODED_BYTES = 32 << 20
+"""Of rows of pictures that a first stage keeps, in case the same are shown again."""
 MAX_PICTURE_BYTES = 64 << 20
 """Of the patches of all pictures in a prompt: they are kept until it is answered."""
 

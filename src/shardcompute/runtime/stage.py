@@ -22,6 +22,7 @@ from shardcompute.backends.device_memory import (
 from shardcompute.backends.executor import (
     MAX_LOGIT_ROWS,
     MAX_ROWS,
+    EncodingExecutor,
     Executor,
     KvUsage,
     PendingPicks,
@@ -107,6 +108,22 @@ class StageRuntime:
         at what the next one overwrites."""
         wants_hidden = any(opening.sampling.wants_hidden for opening in pending.openings)
         return self._executor.is_asynchronous and not pending.keeps_hidden and not wants_hidden
+
+    def encoding(self, openings: Iterable[Opening]) -> Callable[[], None] | None:
+        """Encodes the pictures of these sessions, in any thread, so that `begin` need not; None: there is nothing to
+        encode, or no way to do it beside steps."""
+        executor = self._executor
+        if not (self._is_first and isinstance(executor, EncodingExecutor)):
+            return None
+        shown = [each for each in openings if each.patch_count]
+        if not any(executor.needs_encoding(each.spans, each.patches) for each in shown):
+            return None
+
+        def encode() -> None:
+            for each in shown:
+                executor.encode_pictures(each.spans, each.patches)
+
+        return encode
 
     def begin(
         self, work: Sequence[SessionRows], openings: Iterable[Opening], activations: Array | None

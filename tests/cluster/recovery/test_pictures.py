@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from shardcompute.backends.matrix import Float32
+from shardcompute.backends.ort.tower import OrtTower
 from shardcompute.core.generation import GenerationRequest, Grammar, Speculation
+from shardcompute.core.pictures import PictureSpan
 from shardcompute.node.rpc.session_ids import namespace_of
 from shardcompute.weights import held
 from support.models.requests import SAMPLED, greedy, prompts
 from support.seeing.talker import ask_about, save_seeing_talker
-from support.swarm.lab import Alone, open_alone, swarm
+from support.swarm.lab import Alone, Answer, open_alone, swarm
 
 FAMILIES = ("gemma3", "qwen2_vl", "qwen2_5_vl")
 
 
 @dataclass(frozen=True)
 class Seeing:
+    family: str
     model: Path
     alone: Alone
 
@@ -48,7 +55,7 @@ def _small_towers() -> Iterator[None]:
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
     model = save_seeing_talker(request.param, tmp_path_factory.mktemp(request.param) / "eyes")
     with open_alone(model) as service:
-        yield Seeing(model, Alone(service))
+        yield Seeing(request.param, model, Alone(service))
 
 
 def test_what_is_seen_changes_the_answer(seeing: Seeing) -> None:
@@ -113,3 +120,33 @@ def test_a_conversation_about_a_picture_is_not_computed_twice(seeing: Seeing, tm
         assert talk.result() == seeing.alone.answer(talk.request)
         assert talk.timings is not None
         assert talk.timings.cached_tokens >= first.pictures[0].span.stop
+
+
+def test_others_are_answered_while_a_tower_looks(seeing: Seeing, tmp_path: Path) -> None:
+    """In a swarm with the first family, in one process with the others."""
+    shown, *_, talking = seeing.questions(12)
+    expected = [seeing.alone.answer(request) for request in (shown, talking)]
+    may_look, encode = threading.Event(), OrtTower.encode
+    looked_at: list[bytes] = []
+
+    def look(tower: OrtTower, span: PictureSpan, patches: bytes) -> Float32:
+        assert may_look.wait(60)
+        looked_at.append(patches)
+        return encode(tower, span, patches)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(OrtTower, "encode", look))
+        ask: Callable[[GenerationRequest], Answer]
+        if seeing.family == FAMILIES[0]:
+            ask = stack.enter_context(swarm(tmp_path, seeing.model, layers=(2, 2, 2), stages=3)).ask
+        else:
+            ask = Alone(stack.enter_context(open_alone(seeing.model))).answer
+        callers = stack.enter_context(ThreadPoolExecutor(2))
+        looking = callers.submit(ask, shown)
+        assert callers.submit(ask, talking).result(60) == expected[1]
+        assert not looking.done()
+        may_look.set()
+        assert looking.result(60) == expected[0]
+        again = replace(shown, prompt=(*shown.prompt, 65))
+        assert callers.submit(ask, again).result(60) == seeing.alone.answer(again)
+    assert looked_at == [shown.pictures[0].patches], "the same picture is looked at once"

@@ -1,11 +1,16 @@
 """Pictures of the sessions of one executor: the rows that a tower made of them, and what they do to rows of the text.
 
+A picture that was encoded is kept for a while: the same bytes, shown again, need no tower. It may be encoded by another
+thread, before a session shows it.
+
 Rows inside a picture may turn by its rows and columns, those behind it go on where it ends, and rows of one picture may
 see each other. Sessions without pictures are untouched by all of it.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -15,7 +20,7 @@ from shardcompute.backends.executor import PictureNetwork, refuse_pictures
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import UsageError
-from shardcompute.core.pictures import PictureSpan, check_spans, is_cut
+from shardcompute.core.pictures import ENCODED_BYTES, PictureSpan, check_spans, digest_of, is_cut
 
 Indices = NDArray[np.int64]
 Encode = Callable[[PictureSpan, bytes], Float32]
@@ -40,11 +45,51 @@ class SessionPictures:
         self._max_rows = max_rows
         self._context_length = context_length
         self._scale = np.float32(scale)
+        self._encoded: OrderedDict[str, Float32] = OrderedDict()
+        """By digest, those that were shown last at the end."""
+        self._pinned: set[str] = set()
+        self._lock = threading.Lock()
+        self._encoding = threading.Lock()
+        """A tower looks at one picture at a time."""
         self._spans: dict[int, tuple[PictureSpan, ...]] = {}
         self._rows: dict[int, tuple[Float32 | None, ...]] = {}
 
     def open(self, session: int, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None) -> None:
         """See `Executor.open_pictures`."""
+        sent = self._checked(spans, patches)
+        self.forget(session)
+        if self._encode is not None:
+            rows = (
+                None if each is None else self._look_at(span, each)
+                for span, each in zip(spans, sent, strict=True)
+            )
+            self._rows[session] = tuple(rows)
+        self._spans[session] = tuple(spans)
+
+    def needs_encoding(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> bool:
+        """See `EncodingExecutor`."""
+        if self._encode is None:
+            return False
+        shown = [digest_of(span.grid, each) for span, each in zip(spans, patches, strict=False) if each]
+        with self._lock:
+            return any(digest not in self._encoded for digest in shown)
+
+    def encode(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> None:
+        """See `EncodingExecutor.encode_pictures`."""
+        sent = self._checked(spans, patches)
+        shown = [(span, each) for span, each in zip(spans, sent, strict=True) if each is not None]
+        if self._encode is not None:
+            # However many they are, they stay until the next ones come.
+            pinned = {digest_of(span.grid, each) for span, each in shown}
+            with self._lock:
+                self._pinned = pinned
+            for span, each in shown:
+                self._look_at(span, each)
+
+    def _checked(
+        self, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None
+    ) -> Sequence[bytes | None]:
+        """The patches of each; None where none were sent."""
         network = self._network
         if network is None:
             raise refuse_pictures("this model, as it was loaded,")
@@ -58,19 +103,32 @@ class SessionPictures:
                 raise UsageError(
                     f"a picture of {span.count} rows cannot be cut, and a step here has {self._max_rows}"
                 )
-        self.forget(session)
-        if self._encode is not None:
-            rows = (
-                None if each is None else self._encoded(span, each)
-                for span, each in zip(spans, sent, strict=True)
-            )
-            self._rows[session] = tuple(rows)
-        self._spans[session] = tuple(spans)
+        return sent
 
-    def _encoded(self, span: PictureSpan, patches: bytes) -> Float32:
+    def _look_at(self, span: PictureSpan, patches: bytes) -> Float32:
+        """The rows of a picture, of before or of the tower."""
         assert self._encode is not None
-        rows = self._encode(span, patches)
-        return rows if self._scale == 1 else rows / self._scale
+        digest = digest_of(span.grid, patches)
+        with self._encoding:
+            with self._lock:
+                known = self._encoded.get(digest)
+                if known is not None:
+                    self._encoded.move_to_end(digest)
+                    return known
+            rows = self._encode(span, patches)
+            rows = rows if self._scale == 1 else rows / self._scale
+            with self._lock:
+                self._encoded[digest] = rows
+                self._forget_oldest()
+        return rows
+
+    def _forget_oldest(self) -> None:
+        """Needs the lock."""
+        size = sum(rows.nbytes for rows in self._encoded.values())
+        for digest in [each for each in self._encoded if each not in self._pinned]:
+            if size <= ENCODED_BYTES:
+                return
+            size -= self._encoded.pop(digest).nbytes
 
     def forget(self, session: int) -> None:
         self._spans.pop(session, None)

@@ -18,6 +18,7 @@ from shardcompute.backends.ort.table import EmbeddingTable, StoredTable
 from shardcompute.backends.ort.tower import OrtTower
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import BackendError, UsageError
+from shardcompute.core.pictures import PictureSpan
 from shardcompute.core.process_memory import give_back_large_blocks, return_freed_memory
 
 _PROBED_ROWS = 16
@@ -108,6 +109,12 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         if self._normed is None:
             raise UsageError("only the last stage of a model has final hidden states")
         return self._normed.buffer[: self._logit_rows]
+
+    def needs_encoding(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> bool:
+        return self._pictures.needs_encoding(spans, patches)
+
+    def encode_pictures(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> None:
+        self._pictures.encode(spans, patches)
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         super().adopt(source, target, length, is_moved=is_moved)

@@ -432,7 +432,7 @@ class Driver:
         self._is_draining = self._is_draining and bool(self._flights)
         if self._is_draining or self._shortage is not None:
             return
-        while self._port is not None and len(self._flights) < self._most_frames():
+        while self._port is not None and self._flights.computing < self._most_frames():
             self._close_sessions(self._scheduler.make_room())
             frame = self._scheduler.next_frame(self._context())
             if frame is None:
@@ -526,7 +526,7 @@ class Driver:
         return PipeContext(
             PipeLoad(
                 self._scheduler.answering(),
-                len(self._flights),
+                self._flights.computing,
                 self._stages,
                 self._scheduler.limits.can_continue,
             ),

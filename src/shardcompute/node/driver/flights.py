@@ -24,6 +24,12 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
+    @property
+    def computing(self) -> int:
+        """How many keep the chain busy: those that show pictures wait for a tower most of their time, beside the
+        others."""
+        return sum(not flight.frame.patches for flight in self._flights.values())
+
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._flights
 

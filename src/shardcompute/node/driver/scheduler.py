@@ -139,8 +139,13 @@ class Scheduler:
     def next_frame(self, context: PipeContext) -> Frame | None:
         """The next step, or None when every session waits for results."""
         self._admit()
+        shown = self._show_next()
+        if shown is not None:
+            return shown
         answering = [s for s in self._in_turn() if self._is_due(s, context)]
-        computing = [s for s in self._in_turn() if not s.generated and s.unsent]
+        computing = [
+            s for s in self._in_turn() if not s.generated and s.unsent and not (s.is_showing or s.is_to_show)
+        ]
         limits = self.limits
         room = min(limits.chunk_rows, limits.shared_rows) if answering else limits.chunk_rows
         reserved = -(-room // _PROMPT_SHARE) if computing else 0
@@ -153,8 +158,22 @@ class Scheduler:
                 work.append(part)
                 room -= len(part.ids)
                 logit_room -= part.logit_rows
-        if not work:
+        return self._frame(work) if work else None
+
+    def _show_next(self) -> Frame | None:
+        """The pictures of one session, in a frame of its own: a tower looks at them first, and others go on. One after
+        the other: they are many bytes, and much work."""
+        if any(session.is_showing for session in self.running.values()):
             return None
+        for session in self._in_turn():
+            if session.is_to_show:
+                part = self._next_part(session, (), self.limits.chunk_rows, self.limits.max_logit_rows)
+                if part is not None:
+                    session.shown_in = self._sequence + 1
+                    return self._frame([part])
+        return None
+
+    def _frame(self, work: Sequence[SessionRows]) -> Frame:
         self._sequence += 1
         openings = tuple(
             self._open(self.running[part.session]) for part in work if self._is_new(part.session)
@@ -263,7 +282,7 @@ class Scheduler:
         return [self.running[i] for i in self._turns]
 
     def _is_due(self, session: Session, context: PipeContext) -> bool:
-        if session.is_drafting:
+        if session.is_drafting or session.is_showing or session.is_to_show:
             return False
         if self._may_continue(session, context):
             return True
@@ -294,8 +313,6 @@ class Scheduler:
         for session in answering:
             if len(work) == share:
                 break
-            if self._waits_to_show(session, work):
-                continue
             if not self._may_continue(session, context):
                 self.speculator.extend(session, context)
             elif self.speculator.lets_continue(session, context):
@@ -312,19 +329,11 @@ class Scheduler:
     ) -> SessionRows | None:
         """As many of the session's unsent tokens as fit a frame with this work; no part of a picture where the model
         wants whole ones."""
-        part = None if self._waits_to_show(session, work) else _next_work(session, room, logit_room)
+        part = _next_work(session, room, logit_room)
         if part is None or not (self.limits.has_whole_pictures and session.request.pictures):
             return part
         most = self.limits.chunk_rows - sum(len(each.ids) for each in work)
         return _with_whole_pictures(session, part, most, logit_room, is_alone=not work)
-
-    def _waits_to_show(self, session: Session, work: Sequence[SessionRows]) -> bool:
-        """Whether a session's pictures are for another frame: patches are many bytes, and much work, so that each frame
-        has those of one session."""
-        if session.is_opened or not session.request.pictures:
-            return False
-        others = [self.running[part.session] for part in work]
-        return any(other.request.pictures and not other.is_opened for other in others)
 
     def _is_new(self, session: int) -> bool:
         return not self.running[session].is_opened

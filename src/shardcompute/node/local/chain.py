@@ -13,6 +13,7 @@ from shardcompute.core.errors import ShardComputeError, UsageError
 from shardcompute.core.steps import Frame, Opening, SessionRows
 from shardcompute.node.driver.driver import Driver
 from shardcompute.runtime.overlap import next_item
+from shardcompute.runtime.picture_encoding import PictureEncoding
 from shardcompute.runtime.stage import PendingFrame, StageRuntime
 
 log = logging.getLogger(__name__)
@@ -25,13 +26,21 @@ class _BegunFrame:
     pending: PendingFrame
 
 
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """Pictures were encoded: what waited for them may go on."""
+
+
 class LocalChain:
     """A `ChainPort` over stages in this process. `close` ends its thread and frees the stages."""
 
     def __init__(self, stages: Sequence[StageRuntime], driver: Driver) -> None:
         self._stages = stages
         self._driver = driver
-        self._inbox: queue.SimpleQueue[Frame | tuple[int, ...] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Frame | tuple[int, ...] | _Encoded | None] = queue.SimpleQueue()
+        self._encoding: PictureEncoding[Frame | tuple[int, ...]] = PictureEncoding(
+            lambda: self._inbox.put(_Encoded())
+        )
         self._begun: _BegunFrame | None = None
         """The frame whose last step is under way; of the thread alone."""
         self._thread = threading.Thread(target=self._serve, name="stages", daemon=True)
@@ -69,14 +78,28 @@ class LocalChain:
             came = next_item(self._inbox, None if self._begun is None else self._begun.pending)
             if came is None:
                 self._finish_begun()
-            elif isinstance(came[0], Frame):
-                self._serve_frame(came[0])
-            elif came[0] is not None:
-                for stage in self._stages:
-                    stage.close_sessions(came[0])
-            else:
+            elif isinstance(came[0], _Encoded):
+                for item in self._encoding.take_ready():
+                    self._serve_item(item)
+            elif came[0] is None:
                 self._finish_begun()
                 return
+            elif not self._waits_for_pictures(came[0]):
+                self._serve_item(came[0])
+
+    def _waits_for_pictures(self, item: Frame | tuple[int, ...]) -> bool:
+        """Whether it is for later: a tower has to look at its pictures, or at those of what came before it."""
+        if not isinstance(item, Frame):
+            return self._encoding.holds(item, item)
+        encode = self._stages[0].encoding(item.openings) if item.patches else None
+        return self._encoding.holds(item, sessions_of(item), encode)
+
+    def _serve_item(self, item: Frame | tuple[int, ...]) -> None:
+        if isinstance(item, Frame):
+            self._serve_frame(item)
+        else:
+            for stage in self._stages:
+                stage.close_sessions(item)
 
     def _serve_frame(self, frame: Frame) -> None:
         if self._begun is not None and not self._may_overlap(self._begun):
@@ -117,6 +140,12 @@ class LocalChain:
             self._driver.step_failed(begun.frame.sequence, _told(error))
         else:
             self._driver.take_results(begun.frame.sequence, picked, head_drafts=drafts)
+
+
+def sessions_of(frame: Frame) -> set[int]:
+    """All that a frame has to do with: what one begins with is another's content."""
+    sources = {opening.prefix.source for opening in frame.openings if opening.prefix is not None}
+    return {part.session for part in frame.work} | sources
 
 
 def _told(error: Exception) -> ShardComputeError:

@@ -9,12 +9,13 @@ be asked at any time (`step_trace`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,13 @@ import msgspec
 from shardcompute.backends.executor import KvUsage
 from shardcompute.backends.matrix import Array
 from shardcompute.control.state import ShardPlace
-from shardcompute.core.errors import BackendError, CollectiveError, DeviceMemoryError, LinkError
+from shardcompute.core.errors import (
+    BackendError,
+    CollectiveError,
+    DeviceMemoryError,
+    LinkError,
+    ShardComputeError,
+)
 from shardcompute.core.process_memory import release_code, return_freed_memory
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft, SessionRows
@@ -39,6 +46,7 @@ from shardcompute.node.worker.stage_output import StageOutput
 from shardcompute.node.worker.step_trace import StepTrace
 from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.overlap import next_item
+from shardcompute.runtime.picture_encoding import PictureEncoding
 from shardcompute.runtime.stage import PendingFrame, StageRuntime
 from shardcompute.wire import (
     Link,
@@ -69,6 +77,8 @@ class _Arrived:
     body: memoryview
     sender: str
     received_s: float
+    is_encoded: bool = False
+    """Its pictures were looked at, or it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,9 @@ class StageServer:
         self._fences: dict[str, int] = {}
         self._is_closed = False
         self._inbox: queue.SimpleQueue[_Arrived | _Ended | Callable[[], None] | None] = queue.SimpleQueue()
+        self._encoding: PictureEncoding[_Arrived | _Ended] = PictureEncoding(
+            lambda: self._inbox.put(self._serve_encoded)
+        )
         self._begun: _Begun | None = None
         """The step that is under way, and when the one before was done; of the computing thread alone."""
         self._done_s = 0.0
@@ -420,7 +433,8 @@ class StageServer:
             self._finish_begun()
         with self._trace.busy(_ERRAND_S):
             if isinstance(item, _Ended):
-                self._close_sessions(item)
+                if not self._encoding.holds(item, item.message.sessions):
+                    self._close_sessions(item)
             else:
                 item()
 
@@ -453,6 +467,8 @@ class StageServer:
         ):
             self._finish_begun()
         self._trace.place(frame, arrived.sender, "computing")
+        if not arrived.is_encoded and self._waits_for_pictures(slot, arrived):
+            return
         with self._trace.busy(slot.allowed_s(rows_to_compute(frame))):
             following = self._begin(slot, arrived)
         try:
@@ -461,6 +477,20 @@ class StageServer:
             self._begun = following
         if following is not None and not slot.runtime.can_begin_after(following.pending):
             self._finish_begun()
+
+    def _waits_for_pictures(self, slot: StageSlot, arrived: _Arrived) -> bool:
+        """Whether a frame is for later: a tower has to look at its pictures, or at those of a frame before it."""
+        encode = None
+        if any(opened.pictures for opened in arrived.frame.opens):
+            # What is wrong with them is for the step to say.
+            with contextlib.suppress(ShardComputeError):
+                encode = slot.runtime.encoding(openings_of(arrived.frame, arrived.body))
+        return self._encoding.holds(arrived, sessions_in(arrived.frame), encode)
+
+    def _serve_encoded(self) -> None:
+        """Go on with what has waited for pictures."""
+        for item in self._encoding.take_ready():
+            self._serve_item(item if isinstance(item, _Ended) else replace(item, is_encoded=True))
 
     def _begin(self, slot: StageSlot, arrived: _Arrived) -> _Begun | None:
         """Begin a step; None where that failed, and was reported."""

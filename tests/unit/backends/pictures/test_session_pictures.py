@@ -51,6 +51,43 @@ def test_rows_of_pictures_are_found_in_a_ragged_step() -> None:
     assert not list(pictures.rows(segments))
 
 
+def test_the_same_picture_is_encoded_once() -> None:
+    pictures, seen = _pictures(), []
+    encode = pictures._encode
+    assert encode is not None
+    pictures._encode = lambda span, patches: seen.append(patches) or encode(span, patches)  # type: ignore[func-returns-value]
+    assert pictures.needs_encoding([FIRST], [b"\x0a"])
+    pictures.encode([FIRST, SECOND], [b"\x0a", b""])
+    assert not pictures.needs_encoding([FIRST], [b"\x0a"])
+    assert pictures.needs_encoding([FIRST], [b"\x0b"])
+    assert pictures.needs_encoding([SECOND], [b"\x0a"]), "of another shape"
+    assert not pictures.needs_encoding([FIRST], [b""])
+    pictures.open(7, [FIRST], [b"\x0a"])
+    pictures.open(8, [PictureSpan(0, 6, (1, 4, 6))], [b"\x0a"])
+    assert seen == [b"\x0a"]
+    assert next(pictures.rows([Segment(8, 0, 6)]))[1][0, 0] == 10
+    with pytest.raises(UsageError):
+        pictures.encode([FIRST], [b"wrong"])
+    assert not _pictures(is_first=False).needs_encoding([FIRST], [b"\x0a"])
+
+
+def test_encoded_pictures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardcompute.backends.host.pictures.ENCODED_BYTES", 3 * FIRST.count * 3 * 4)
+    pictures = _pictures()
+    for shade in range(5):
+        pictures.open(shade, [FIRST], [bytes([shade])])
+    assert [pictures.needs_encoding([FIRST], [bytes([shade])]) for shade in range(5)] == [True] * 2 + [
+        False
+    ] * 3
+    spans = [PictureSpan(start, 6, (1, 4, 6)) for start in range(0, 36, 6)]
+    many = [bytes([10 + i]) for i in range(6)]
+    pictures.encode(spans, many)
+    assert not pictures.needs_encoding(spans, many), "those of one prompt stay together until it is begun"
+    pictures.open(20, spans, many)
+    pictures.encode([FIRST], [b"\x63"])
+    assert pictures.needs_encoding(spans, many)
+
+
 def test_rows_are_divided_by_what_multiplies_them_later() -> None:
     pictures = _pictures(scale=4.0)
     pictures.open(7, [FIRST], [b"\x04"])

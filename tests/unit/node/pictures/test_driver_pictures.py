@@ -230,6 +230,27 @@ def test_pictures_that_wait_take_no_more_memory_than_there_is() -> None:
     chain.run(driver)
 
 
+def test_others_are_sent_on_while_pictures_are_looked_at() -> None:
+    driver, chain = connected_to(replace(PIPELINE, stages=1))
+    _, talking = submit(driver, seeing(length=4, max_tokens=30))
+    chain.run(driver, steps=3)
+    shown, looking = submit(driver, seeing(picture(2), length=200))
+    _, second = submit(driver, seeing(picture(2, 1)))
+    while not any(frame.patches for frame in chain.frames):
+        chain.run(driver, steps=1)
+    [kept] = [frame for frame in chain.frames if frame.patches]
+    chain._inbox.remove(kept)
+    chain.run(driver)
+    assert talking.tokens == continuation(seeing(length=4).prompt, 30)
+    assert not looking.tokens
+    assert not second.tokens, "one after the other"
+    assert [part.session for frame in chain.frames for part in frame.work].count(shown) == 1
+    chain._inbox.append(kept)
+    chain.run(driver)
+    assert looking.tokens == continuation(seeing(length=200).prompt, 5)
+    assert second.tokens == continuation(seeing().prompt, 5)
+
+
 @pytest.mark.parametrize("kind", [UsageError, UnsupportedModelError])
 def test_a_stage_that_refuses_a_picture_disturbs_nobody_else(kind: type[ShardComputeError]) -> None:
     driver, chain = connected_to(replace(PIPELINE, stages=1))
@@ -242,7 +263,7 @@ def test_a_stage_that_refuses_a_picture_disturbs_nobody_else(kind: type[ShardCom
         sequence, _ = chain.computed[0]
         frame = next(each for each in chain.frames if each.sequence == sequence)
         if any(opening.session == refused for opening in frame.openings):
-            assert len(frame.work) == 2, "it goes along with the other one's row"
+            assert len(frame.work) == 1, "others do not wait for what looks at it"
             chain.forget(refused)
             chain.computed[0] = sequence, kind("this backend takes no pictures")
         chain.deliver(driver)

@@ -42,6 +42,8 @@ class Session:
     scored: int = 0
     """So many of the first rows have scores; these are not asked for again."""
     is_opened: bool = False
+    shown_in: int = 0
+    """The frame that its pictures were sent with; 0: none were."""
     gaps: int = 0
     """So often in a row the chain lacked rows of it that it had been sent."""
     shortages: int = 0
@@ -122,6 +124,16 @@ class Session:
         self.flights.clear()
         self.head_draft_tokens = 0
         self.awaits_head_draft = False
+
+    @property
+    def is_to_show(self) -> bool:
+        """Its pictures are yet to be sent."""
+        return not self.is_opened and bool(self.request.pictures)
+
+    @property
+    def is_showing(self) -> bool:
+        """The frame with its pictures is under way: what follows it would wait behind a tower."""
+        return self.shown_in in self.flights
 
     @property
     def spans(self) -> tuple[PictureSpan, ...]:
