@@ -1,15 +1,16 @@
 """`bench quality`: what each weight form costs, on LAMBADA.
 
 Perplexity is over all tokens of the texts but the first; accuracy counts texts whose last word is what greedy
-decoding would write.
+decoding would write. *Sources* are other checkpoints of the same model, as quantisers publish them: what they cost
+themselves, and what a form costs that is made of them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -81,20 +82,44 @@ def measure_form(
 
 
 def run_quality_bench(
-    files: Callable[[], ModelFiles], forms: Sequence[str], data: Path, count: int, threads: int, say: Say
+    files: Callable[[], ModelFiles],
+    forms: Sequence[str],
+    data: Path,
+    count: int,
+    threads: int,
+    say: Say,
+    sources: Mapping[str, Callable[[], ModelFiles]] | None = None,
 ) -> list[Result]:
     results: list[Result] = []
     for form in forms:
         say(f"loading {form}")
         results += measure_form(files, form, data, count, threads, say)
-    base = next(
-        (r.value for r in results if r.metric == "perplexity" and r.labels["form"] == "float32"), None
-    )
+    base = _perplexity(results, "float32")
     if base is not None:
-        for result in [r for r in results if r.metric == "perplexity"]:
-            change = result.value / base - 1
-            results.append(Result("perplexity_change", change, "fraction", result.labels))
+        results += _changes("perplexity_change", results, base)
+    for name, source in (sources or {}).items():
+        found: list[Result] = []
+        for form in ("native", *(form for form in forms if form not in ("native", "float32"))):
+            say(f"loading {form} of {name}")
+            found += measure_form(source, form, data, count, threads, say)
+        changes = [] if base is None else _changes("perplexity_change", found, base)
+        own = _perplexity(found, "native")
+        assert own is not None
+        changes += _changes("change_from_source", found, own)
+        results += [replace(each, labels={**each.labels, "source": name}) for each in (*found, *changes)]
     return results
+
+
+def _perplexity(results: Sequence[Result], form: str) -> float | None:
+    return next((r.value for r in results if r.metric == "perplexity" and r.labels["form"] == form), None)
+
+
+def _changes(metric: str, results: Sequence[Result], base: float) -> list[Result]:
+    return [
+        Result(metric, each.value / base - 1, "fraction", each.labels)
+        for each in results
+        if each.metric == "perplexity"
+    ]
 
 
 def _score(executor: Executor, text: Text) -> tuple[float, bool]:

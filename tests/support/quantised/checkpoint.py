@@ -392,14 +392,13 @@ FORMS: Mapping[str, Form] = {
 def quantise_folder(source: Path, target: Path, form: str) -> tuple[Path, Path]:
     """The quantised folder, and one whose dense weights are what it means."""
     stored: dict[str, Array] = load_file(source / "model.safetensors")
-    quantised: Stored = {}
-    meant: dict[str, Array] = {}
+    if form != "mxfp4":
+        quantised, meant = quantise_with(FORMS[form], stored)
+        stored = {}
+    else:
+        quantised, meant = {}, {}
     for name, values in stored.items():
-        module = name.removesuffix(".weight")
-        if form != "mxfp4" and _MODULE.fullmatch(module) and values.ndim == 2:
-            parts, meant[name] = FORMS[form].quantise(module, values)
-            quantised |= parts
-        elif form == "mxfp4" and _EXPERTS.fullmatch(name):
+        if _EXPERTS.fullmatch(name):
             codes, scales, dense = mxfp4(np.ascontiguousarray(values.swapaxes(-1, -2)))
             quantised |= {f"{name}_blocks": tensor(codes), f"{name}_scales": tensor(scales)}
             meant[name] = np.ascontiguousarray(dense.swapaxes(-1, -2))
@@ -413,6 +412,20 @@ def quantise_folder(source: Path, target: Path, form: str) -> tuple[Path, Path]:
             shutil.copy(source / name, target / form)
     _write(target / f"{form}-dense", {name: tensor(values) for name, values in meant.items()}, config)
     return target / form, target / f"{form}-dense"
+
+
+def quantise_with(form: Form, stored: Mapping[str, Array]) -> tuple[Stored, dict[str, Array]]:
+    """The tensors of a model whose matrices take a form, and what they mean."""
+    quantised: Stored = {}
+    meant: dict[str, Array] = {}
+    for name, values in stored.items():
+        module = name.removesuffix(".weight")
+        if _MODULE.fullmatch(module) and values.ndim == 2:
+            parts, meant[name] = form.quantise(module, values)
+            quantised |= parts
+        else:
+            quantised[name], meant[name] = tensor(values), values
+    return quantised, meant
 
 
 def _write(folder: Path, tensors: Stored, config: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -81,6 +82,12 @@ def quality(
     model: Model = "",
     forms: Forms = "float32,int8,int4,mixed,native",
     texts: Annotated[int, typer.Option(min=1, help="How many texts.")] = 500,
+    sources: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of other checkpoints of the model, as quantisers publish it, to be measured too."
+        ),
+    ] = None,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     json_file: JsonFile = None,
 ) -> None:
@@ -93,11 +100,16 @@ def quality(
 
     settings = load_settings()
     reference = parse_reference(model)
+    published = {
+        folder.name: partial(resolve, parse_reference(str(folder)), settings)
+        for folder in sorted(sources.iterdir() if sources else ())
+        if (folder / "config.json").is_file()
+    }
     with BenchProgress() as say:
         results = run_quality_bench(
-            lambda: resolve(reference, settings), forms.split(","), data, texts, threads, say
+            lambda: resolve(reference, settings), forms.split(","), data, texts, threads, say, published
         )
-    finish(results, render_results(results, "form"), json_file)
+    finish(results, render_results(results, "form", tables=("source",)), json_file)
 
 
 @app.command()
