@@ -18,7 +18,7 @@ Encode = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting(Generic[Item]):
+class _WaitingItem(Generic[Item]):
     item: Item
     sessions: frozenset[int]
     encode: Encode | None
@@ -31,7 +31,7 @@ class PictureEncoding(Generic[Item]):
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._lock = threading.Lock()
-        self._waiting: list[_Waiting[Item]] = []
+        self._waiting: list[_WaitingItem[Item]] = []
         self._is_encoding = False
 
     def holds(self, item: Item, sessions: Collection[int], encode: Encode | None = None) -> bool:
@@ -39,7 +39,7 @@ class PictureEncoding(Generic[Item]):
         with self._lock:
             if encode is None and not any(each.sessions & set(sessions) for each in self._waiting):
                 return False
-            self._waiting.append(_Waiting(item, frozenset(sessions), encode))
+            self._waiting.append(_WaitingItem(item, frozenset(sessions), encode))
             if encode is not None and not self._is_encoding:
                 self._is_encoding = True
                 threading.Thread(target=self._run, name="pictures", daemon=True).start()
