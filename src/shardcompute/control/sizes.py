@@ -76,6 +76,8 @@ class HeldSums:
     """Of one layer."""
     densest_work: float
     """The most bytes read per byte of memory in any layer."""
+    table_bytes: int
+    """The embedding where it does not stay in its file."""
 
     @property
     def layer_count(self) -> int:
@@ -192,6 +194,7 @@ def _held_sums(model: Model, work: Sequence[int], held: HeldSizes, kv_token_byte
         head_scratch_bytes=held.head_scratch_bytes,
         kv_bytes=kv_bytes,
         densest_work=_densest(work, held.layer_bytes, kv_bytes),
+        table_bytes=held.table_bytes or held.embedding_bytes,
     )
 
 
@@ -207,6 +210,7 @@ def _file_sums(model: Model, work: Sequence[int], shared_bytes: int) -> HeldSums
         head_scratch_bytes=0,
         kv_bytes=kv_bytes,
         densest_work=_densest(work, model.layer_bytes, kv_bytes),
+        table_bytes=model.embedding_bytes,
     )
 
 
@@ -277,7 +281,7 @@ def _share_sums(model: Model, holding: str, tensor: RankPlace) -> HeldSums:
             ceil(size * parts[is_sparse]) + kv_bytes
             for size, is_sparse in zip(layers, terms.sparse, strict=True)
         ),
-        embedding_bytes=ceil(whole.embedding_bytes * rows),
+        embedding_bytes=ceil(whole.table_bytes * rows),
         head_bytes=ceil((whole.head_bytes - whole.head_scratch_bytes) * rows) + whole.head_scratch_bytes,
         shared_bytes=int(whole.shared_bytes * rows),
         kv_bytes=kv_bytes,

@@ -48,7 +48,8 @@ FormOf = Callable[[str, TensorPlace], tuple[MatrixForm, int]]
 @dataclass(frozen=True, slots=True)
 class HeldSizes:
     """What a model takes with one holder; `scratch_bytes` for every stage, `head_scratch_bytes` for the last one
-    besides, `kv_bytes` by type of KV for a token in a layer."""
+    besides, `kv_bytes` by type of KV for a token in a layer. `table_bytes` is the embedding where it does not stay in
+    its file: tensor ranks hold rows of it."""
 
     holder: str
     layer_bytes: tuple[int, ...]
@@ -57,6 +58,7 @@ class HeldSizes:
     kv_bytes: tuple[tuple[KvType, int], ...]
     scratch_bytes: int
     head_scratch_bytes: int
+    table_bytes: int = 0
 
 
 def held_sizes_of_card(card: Card, *, context_length: int) -> tuple[HeldSizes, ...]:
@@ -248,6 +250,7 @@ def _held_by(
         kv_bytes=tuple((kv, held_kv_bytes(holder, kv, spec.kv_shape)) for kv in KV_TYPES),
         scratch_bytes=scratch,
         head_scratch_bytes=head_scratch_bytes(holder, shape, head_bytes, scratch),
+        table_bytes=_table_bytes(holder, ends["embedding"], False),
     )
 
 

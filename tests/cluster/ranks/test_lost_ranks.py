@@ -80,3 +80,30 @@ def test_a_link_between_ranks_that_stays_broken(tmp_path: Path, tiny: Path, alon
             assert talk.result() == alone.answer(talk.request)
         assert lab.chain().stages != stages
         lab.wait_quiet()
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "follower"])
+def test_a_rank_leaves_in_order(tmp_path: Path, tiny: Path, alone: Alone, rank: int) -> None:
+    with swarm(tmp_path, tiny, layers=ROOMS, parallel=AUTO) as lab:
+        reshape(lab, [[1, 1]])
+        talks = start_streams(lab, alone)
+        leaving = lab.workers[rank]
+        lab.leave(leaving)
+        for talk in talks:
+            assert talk.result() == alone.answer(talk.request)
+        assert leaving.node not in lab.chain().members
+        lab.wait_quiet()
+
+
+def test_ranks_wait_for_a_coordinator_that_comes_back(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=ROOMS, parallel=AUTO) as lab:
+        stages = reshape(lab, [[1, 1]])
+        loads = [list(worker.loads) for worker in lab.workers[:2]]
+        lab.kill_cluster()
+        lab.open_cluster()
+        lab.serve()
+        lab.wait_serving()
+        assert lab.chain().stages == stages
+        request = mixture(alone, 1, 20)[0]
+        assert lab.ask(request) == alone.answer(request)
+        assert [worker.loads for worker in lab.workers[:2]] == loads, "nothing is loaded again"

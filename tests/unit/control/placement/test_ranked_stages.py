@@ -148,3 +148,11 @@ def test_shares_are_counted_as_they_are_cut(tiny: Model, weights: tuple[int, ...
     assert sum(part.kv_bytes for part in parts) >= whole.kv_bytes
     assert whole.weights_bytes <= sum(part.weights_bytes for part in parts) <= 1.2 * whole.weights_bytes
     assert all(part.weights_bytes < whole.weights_bytes for part in parts)
+
+
+def test_rows_of_an_embedding_that_stays_in_its_file_are_counted(tiny: Model) -> None:
+    """Ranks hold their rows of it in memory."""
+    held = sums_of(tiny, "onnx/cpu")
+    share = sums_of(tiny, "onnx/cpu", RankPlace(0, (1, 1), "gather"))
+    assert held.table_bytes > 0
+    assert share.embedding_bytes >= 0.4 * held.table_bytes
