@@ -2,6 +2,9 @@
 
     SHARDCOMPUTE_HOME                        where models and state are kept
     SHARDCOMPUTE_HUB_URL, HF_ENDPOINT        address of the hub or of a mirror
+    SHARDCOMPUTE_DHT                         nodes of a hash table (host:port, with commas between) that say where
+                                             clusters are; off by default
+    SHARDCOMPUTE_DHT_PORT                    UDP port at which a coordinator is such a node; by default 7422
     SHARDCOMPUTE_HUB_MIRRORS                 further mirrors that workers read weights from, with commas between
     SHARDCOMPUTE_DOWNLOAD_RATE               bytes a second that a worker reads from hub and mirrors at most
     HF_TOKEN                                 access token for private and gated models
@@ -37,6 +40,7 @@ from shardcompute.core.errors import UsageError
 DEFAULT_HUB_URL = "https://huggingface.co"
 Choice = TypeVar("Choice", bound=str)
 _MAX_THREADS = 4096
+DHT_PORT = 7422
 MIN_DOWNLOAD_RATE = 1024
 """In bytes a second: at less, servers end what they send."""
 LogFormat = Literal["text", "json"]
@@ -87,6 +91,8 @@ class Settings:
     no_color: bool = False
     forces_terminal: bool = False
     cors_origins: tuple[str, ...] = ()
+    dht: tuple[str, ...] = ()
+    dht_port: int = DHT_PORT
 
 
 def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = sys.platform) -> Settings:
@@ -109,6 +115,8 @@ def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = s
         no_color="NO_COLOR" in values,
         forces_terminal="FORCE_COLOR" in values or values.get("TTY_COMPATIBLE") == "1",
         cors_origins=_cors_origins(values),
+        dht=_dht(values),
+        dht_port=_dht_port(values),
     )
 
 
@@ -168,6 +176,32 @@ def _hub_mirrors(values: Mapping[str, str]) -> tuple[str, ...]:
     name = "SHARDCOMPUTE_HUB_MIRRORS"
     texts = [text.strip() for text in values.get(name, "").split(",")]
     return tuple(_check_address(name, text, "https://mirror.example") for text in texts if text)
+
+
+def _dht(values: Mapping[str, str]) -> tuple[str, ...]:
+    name = "SHARDCOMPUTE_DHT"
+    texts = tuple(text.strip() for text in values.get(name, "").split(",") if text.strip())
+    for text in texts:
+        host, _, port = text.rpartition(":")
+        if not host or not _is_port(port):
+            raise UsageError(
+                f"{name}: {text[:100]!r} is not host:port", hint="write it like dht.example.org:7422"
+            )
+    return texts
+
+
+def _dht_port(values: Mapping[str, str]) -> int:
+    name = "SHARDCOMPUTE_DHT_PORT"
+    text = values.get(name, str(DHT_PORT)).strip()
+    if not _is_port(text):
+        raise UsageError(
+            f"{name} is {text[:40]!r}, not a port", hint=f"set {name} to a number from 1 to 65535"
+        )
+    return int(text)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65_536
 
 
 def _download_rate(values: Mapping[str, str]) -> int | None:

@@ -46,6 +46,7 @@ from shardcompute.node.coordinator.shared import (
     check_owner,
     register_candidate,
 )
+from shardcompute.node.discovery.dht.records import SignedRecord, Whereabout, sign_record
 from shardcompute.node.driver.command_executor import InProcessDriver
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel
@@ -566,6 +567,14 @@ class Cluster:
 
     def _pairing_refused(self, machine: str) -> None:
         self._on_pairing(machine, False)
+
+    def sign_whereabout(self, whereabout: Whereabout, sequence: int) -> SignedRecord:
+        """A record for the hash table (see `discovery.dht`), by which members find this cluster again."""
+        return sign_record(self._authority.private_key, whereabout, sequence=sequence)
+
+    def relay_urls(self) -> tuple[str, ...]:
+        """The door of each relay that is to be preferred."""
+        return tuple(doors[0] for doors in self._relays.urls if doors)
 
     @property
     def join_port(self) -> int:

@@ -192,3 +192,21 @@ def test_a_rate_at_which_nothing_comes_is_refused() -> None:
     check_download_rate(None)
     with pytest.raises(UsageError, match="too few"):
         check_download_rate(10)
+
+
+def test_nodes_of_the_hash_table() -> None:
+    given = {"SHARDCOMPUTE_DHT": " dht.example.org:7422, [fd00::1]:9 ,", "SHARDCOMPUTE_DHT_PORT": "7500"}
+    settings = load_settings({"HOME": "/home/me", **given}, platform="linux")
+    assert settings.dht == ("dht.example.org:7422", "[fd00::1]:9")
+    assert settings.dht_port == 7500
+    plain = load_settings({"HOME": "/home/me"}, platform="linux")
+    assert (plain.dht, plain.dht_port) == ((), 7422)
+    for wrong in (
+        {"SHARDCOMPUTE_DHT": "host"},
+        {"SHARDCOMPUTE_DHT": "host:0"},
+        {"SHARDCOMPUTE_DHT": ":1"},
+        {"SHARDCOMPUTE_DHT_PORT": "70000"},
+        {"SHARDCOMPUTE_DHT_PORT": "x"},
+    ):
+        with pytest.raises(UsageError):
+            load_settings({"HOME": "/home/me", **wrong}, platform="linux")

@@ -273,6 +273,8 @@ def _run_leader(
             cluster = stack.enter_context(Cluster(options, leadership))
         if is_announced(plan.cluster.announce, plan.serving.host):
             stack.enter_context(_announced(plan, cluster, screen))
+        if settings.dht:
+            stack.enter_context(_published(plan, cluster, settings))
         stack.enter_context(tracing(settings, cluster.pool.requests))
         admin = stack.enter_context(ClusterAdmin(cluster, settings, history=options.folder / HISTORY_FILE))
         for name in launch.prepare(cluster, served):
@@ -317,6 +319,25 @@ def _run_leader(
 def is_announced(given: bool | None, host: str) -> bool:
     """As asked for; else where anybody could come who hears of it."""
     return not is_loopback(host) if given is None else given
+
+
+@contextlib.contextmanager
+def _published(plan: ClusterPlan, cluster: Cluster, settings: Settings) -> Iterator[None]:
+    """Say in the hash table where this cluster is, for members that lost it, and keep what others say there."""
+    from shardcompute.node.discovery.dht.publishing import Publisher
+    from shardcompute.node.discovery.dht.records import Whereabout
+    from shardcompute.node.discovery.dht.udp import DhtSocket
+
+    def whereabout() -> Whereabout:
+        nodes = cluster.coordinator.state.nodes.values()
+        holders = sorted(node.address for node in nodes if node.is_live and (node.cached or node.shards))
+        return Whereabout((cluster.url,), cluster.relay_urls(), tuple(holders))
+
+    with (
+        DhtSocket(plan.serving.host, settings.dht_port) as table,
+        Publisher(table, cluster.sign_whereabout, whereabout, settings.dht),
+    ):
+        yield
 
 
 @contextlib.contextmanager
