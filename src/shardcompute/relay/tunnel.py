@@ -14,7 +14,6 @@ import ssl
 import threading
 import time
 from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass
 
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.relay.websocket import (
@@ -132,6 +131,9 @@ def _connect_web(scheme: str, host: str, port: int, deadline: float) -> socket.s
 
 def _proxy_for(scheme: str, host: str, port: int) -> SplitResult | None:
     """The proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY, unless NO_PROXY names the host."""
+    # Imported here: it brings a whole HTTP client along, which a worker on an open network does without.
+    from urllib.request import getproxies_environment, proxy_bypass
+
     proxies = getproxies_environment()
     named = proxies.get(scheme) or proxies.get("all")
     if not named or proxy_bypass(f"{host}:{port}"):

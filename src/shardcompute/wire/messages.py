@@ -280,6 +280,10 @@ class JoinWorld(msgspec.Struct, frozen=True, array_like=True, tag=14):
     rank: Number
 
 
+class PathSwitched(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """The last word on this way of a link: whoever sends it goes on on another."""
+
+
 DataMessage: TypeAlias = (
     Hello
     | Welcome
@@ -295,6 +299,7 @@ DataMessage: TypeAlias = (
     | StepFailed
     | CollectiveFrame
     | JoinWorld
+    | PathSwitched
 )
 Message: TypeAlias = DataMessage | ControlMessage
 

@@ -27,6 +27,8 @@ from shardcompute.node.reach.punch import PunchPort
 from shardcompute.node.reach.race import Race
 from shardcompute.node.reach.relays import RelayBook, in_background
 from shardcompute.node.reach.rungs import CALLBACK, DIRECT, PUNCHED, RELAYED
+from shardcompute.node.reach.switching_link import SwitchingLink
+from shardcompute.node.reach.upgrades import Upgrades
 from shardcompute.relay.client import RelayPass
 from shardcompute.relay.messages import MEETING_BYTES
 from shardcompute.wire import Link
@@ -41,6 +43,7 @@ _OBSERVE_S = 1.0
 _TOTAL_S = 9.0
 _MEET_S = 8.0
 _CALLBACK_S = 4.0
+_UPGRADE_S = 5.0
 _REMEMBER_S = 120.0
 _MOST_MEETINGS = 32
 _MOST_REMEMBERED = 1024
@@ -54,11 +57,12 @@ class LinkMaker(Protocol):
     def dial_direct(self, url: str, role: str, node: str) -> Link:
         """Dial an address, where this node is expected."""
 
-    def open_over(self, sock: socket.socket, rung: str, role: str, node: str) -> Link:
+    def open_over(self, sock: socket.socket, rung: str, role: str, node: str) -> SocketLink:
         """The dialling side of a link over a connection that was made in another way; closes it if that fails."""
 
-    def answer_over(self, sock: socket.socket, rung: str, node: str) -> None:
-        """The answering side, which is then served like any link that was dialled to us."""
+    def answer_over(self, sock: socket.socket, rung: str, node: str, meeting: bytes) -> None:
+        """The answering side, which is then served like any link that was dialled to us; with a `meeting`, it may move
+        to a better way later."""
 
     def serve_callback(self, url: str, callback_role: str, role: str, node: str) -> None:
         """Dial the node that wants us, and serve that link as if it had dialled us in this role."""
@@ -79,6 +83,7 @@ class Reach:
         self._rendezvous: Rendezvous | None = None
         self.relays = RelayBook()
         self.callbacks = Callbacks()
+        self.upgrades = Upgrades(self._redial)
         self._meetings = threading.Semaphore(_MOST_MEETINGS)
         self._lock = threading.Lock()
         self._detours: OrderedDict[str, tuple[float, str]] = OrderedDict()
@@ -102,13 +107,19 @@ class Reach:
         rung = link.stats.rung
         if rung not in (DIRECT, "local"):
             why = "; ".join(f"{name}: {error.message}" for name, error in race.failures.items())
-            if isinstance(link, SocketLink):
+            if isinstance(link, SocketLink | SwitchingLink):
                 link.remark = why
             log.info("%s is reached on the rung %r (%s)", node, rung, why or "it was the quickest")
             self._note_detour(node, rung)
         return link
 
-    def _meet(self, race: Race, url: str, role: str, node: str) -> None:
+    def _redial(self, node: str, role: str) -> Link:
+        """A link with a node that was reached through a relay, on a better way."""
+        race = Race(node, _UPGRADE_S, _close)
+        race.start("meeting", lambda: self._meet(race, "", role, node, may_relay=False))
+        return race.finish()
+
+    def _meet(self, race: Race, url: str, role: str, node: str, *, may_relay: bool = True) -> None:
         """Ask the other side to meet us, and start every way that its answer opens."""
         rendezvous, relays = self._rendezvous, self.relays
         assert rendezvous is not None
@@ -117,7 +128,7 @@ class Reach:
             port = relays.punch_port(_OBSERVE_S)
             if port is not None:
                 undo.callback(port.close)
-            ours = relays.distances
+            ours = relays.distances if may_relay else ()
             expected = self.callbacks.expect(meeting, node)
             undo.callback(expected.close)
             seen = "" if port is None else port.seen
@@ -147,14 +158,15 @@ class Reach:
 
     def _relay(self, race: Race, name: str, meeting: bytes, role: str, node: str) -> Link:
         sock = self.relays.meet(name, meeting, node, race.left_s())
-        return self._maker.open_over(sock, RELAYED, role, node)
+        return self.upgrades.dialled(self._maker.open_over(sock, RELAYED, role, node), role, meeting)
 
     # The other side
 
     def answer(self, caller: str, content: bytes) -> bytes:
         """A node wants a link with us: begin with our part of every way, and say what it needs for its own."""
         offer = decode_said(content, MeetOffer)
-        self._maker.check_role(offer.role)
+        if not self.upgrades.is_expected(offer.role, caller):
+            self._maker.check_role(offer.role)
         if not self._meetings.acquire(blocking=False):
             raise LinkError(f"{_MOST_MEETINGS} nodes are met already", hint="try again in a moment")
         try:
@@ -192,11 +204,11 @@ class Reach:
     def _answer_punch(self, port: PunchPort, target: str, deadline: float, caller: str) -> None:
         with port:
             sock = port.connect(target, deadline, listens=True)
-        self._maker.answer_over(sock, PUNCHED, caller)
+        self._maker.answer_over(sock, PUNCHED, caller, b"")
 
     def _answer_relay(self, name: str, meeting: bytes, deadline: float, caller: str) -> None:
         sock = self.relays.meet(name, meeting, caller, deadline - time.monotonic())
-        self._maker.answer_over(sock, RELAYED, caller)
+        self._maker.answer_over(sock, RELAYED, caller, meeting)
 
     def _detour(self, node: str) -> str:
         """The rung on which a node was reached lately; "" where that was its address, or long ago."""

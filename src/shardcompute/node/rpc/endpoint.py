@@ -198,7 +198,7 @@ class Endpoint:
     def dial_direct(self, url: str, role: str, node: str) -> Link:
         return self._dial_address(url, role, node)
 
-    def open_over(self, sock: socket.socket, rung: str, role: str, node: str) -> Link:
+    def open_over(self, sock: socket.socket, rung: str, role: str, node: str) -> SocketLink:
         options = LinkOptions(tls=self.credentials.client_context(), congestion=_CONGESTION, node=node)
         tune_socket(sock, _CONGESTION)
         link = open_link(sock, f"{node} ({rung})", node, self._hello(role), options)
@@ -206,7 +206,7 @@ class Endpoint:
         self._check(link, node)
         return link
 
-    def answer_over(self, sock: socket.socket, rung: str, node: str) -> None:
+    def answer_over(self, sock: socket.socket, rung: str, node: str, meeting: bytes) -> None:
         options = LinkOptions(tls=self._tls, congestion=_CONGESTION)
         tune_socket(sock, _CONGESTION)
         with contextlib.ExitStack() as undo:
@@ -219,7 +219,9 @@ class Endpoint:
             link.rung = rung
             undo.pop_all()
         self._check(link, node)
-        self._admit(link)
+        self._admit(
+            link if self.reach is None or not meeting else self.reach.upgrades.answered(link, meeting)
+        )
 
     def serve_callback(self, url: str, callback_role: str, role: str, node: str) -> None:
         link = self._dial_address(url, callback_role, node)
@@ -308,8 +310,13 @@ class Endpoint:
             check_peer(peer, cluster=self.cluster, revocations=self.revocations, node_id=hello.node)
         except ShardComputeError as error:
             return error.message
+        reach = self.reach
         is_wanted = hello.role in self._roles or (
-            self.reach is not None and self.reach.callbacks.is_expected(hello.role, hello.node)
+            reach is not None
+            and (
+                reach.callbacks.is_expected(hello.role, hello.node)
+                or reach.upgrades.is_expected(hello.role, hello.node)
+            )
         )
         return None if is_wanted else f"this node does not serve links of role {hello.role!r}"
 
@@ -326,7 +333,9 @@ class Endpoint:
                 self._admit(link)
 
     def _admit(self, link: Link) -> None:
-        """Serve a link that a peer dialled, or had us dial."""
+        """Serve a link that a peer dialled, or had us dial, unless it is a better way for one that is served."""
+        if self.reach is not None and self.reach.upgrades.take(link):
+            return
         expires_at_s = min(read_peer(link.certificate).expires_at_s, self.credentials.own.expires_at_s)
         with self._lock:
             is_closing = self._is_closing

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from shardcompute.core.errors import LinkError
 from shardcompute.node.reach import relays as relays_room
+from shardcompute.node.reach import upgrades as upgrades_room
 from shardcompute.node.reach.offers import MeetAnswer, MeetOffer, RelayDistance, decode_said, encode_said
 from shardcompute.node.reach.own_addresses import own_addresses
 from shardcompute.node.reach.reach import Reach
@@ -208,6 +211,41 @@ def test_a_link_through_a_relay_is_ended_where_its_peer_is_revoked(home: Home) -
         b.heed(Revocations().with_node(a.node))
         with pytest.raises(LinkError):
             link.receive(WAIT_S)
+
+
+@pytest.mark.parametrize("opened", ["punching", "an address"])
+def test_a_relayed_link_moves_to_a_better_way_without_losing_a_frame(home: Home, opened: str) -> None:
+    a, b = home.node("a", is_open=False), home.node("b", is_open=False)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(upgrades_room, "_WAITS_S", (0.05,)))
+        closed = stack.enter_context(contextlib.ExitStack())
+        closed.enter_context(mock.patch.object(relays_room.RelayBook, "punch_port", return_value=None))
+        link = stack.enter_context(a.dial(b.url, "stage", b.node))
+        assert link.stats.rung == RELAYED
+        if opened == "punching":
+            closed.close()
+        else:
+            near = property(lambda each: (each._near_url,))
+            stack.enter_context(mock.patch.object(Endpoint, "addresses", near))
+        sent, received = itertools.count(), 0
+        deadline = time.monotonic() + WAIT_S
+        # Always some on their way, so that none of them can be passed over unnoticed.
+        for _ in range(20):
+            link.send(Ping(next(sent), 0.0))
+        while link.stats.rung == RELAYED or received < 2000:
+            assert time.monotonic() < deadline
+            assert link.receive(WAIT_S)[0] == Pong(received, 0.0)
+            received += 1
+            link.send(Ping(next(sent), 0.0))
+        for number in range(received, next(sent)):
+            assert link.receive(WAIT_S)[0] == Pong(number, 0.0)
+        assert link.stats.rung == PUNCHED if opened == "punching" else link.stats.rung in (DIRECT, CALLBACK)
+
+
+def test_nobody_moves_a_link_but_its_own_ends(home: Home) -> None:
+    a, b = home.node("a", is_open=True), home.node("b", is_open=True)
+    with pytest.raises(LinkError, match="does not serve links of role"):
+        b.dial_direct(a.url, upgrades_room.upgrade_role(bytes(16)), a.node)
 
 
 class Wiretap:
