@@ -44,6 +44,7 @@ from shardcompute.node.admin.views import (
     TokenView,
     apply_change,
 )
+from shardcompute.node.telemetry.audit import AuditPage
 from shardcompute.node.telemetry.history_store import EventView, HistoryRange
 from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import HOUR_S, UsageView
@@ -190,6 +191,11 @@ class ClusterClient(Client):
 
     def revoke_key(self, key_id: str) -> None:
         self._ask("DELETE", f"/cluster/keys/{quote(key_id, safe='')}", dict[str, Any])
+
+    def audit(self, *, before: int = 0, limit: int = 200) -> AuditPage:
+        """Who changed what, newest first, and whether the log is whole; `next` of a page is the `before` of the one
+        after it."""
+        return self._ask("GET", f"/cluster/audit?before={before}&limit={limit}", AuditPage)
 
     def create_sign_in(self) -> str:
         """A code that signs the page in, once: it opens `/#/sign-in/<code>`."""

@@ -92,7 +92,9 @@ def create_app(
     async def openapi(request: Request) -> Response:
         return JSONResponse(document())
 
-    routes = [Route(each.path, guarded(each.needs, each.run), methods=[each.method]) for each in offered]
+    routes = [
+        Route(each.path, guarded(each.needs, each.run, each.audit), methods=[each.method]) for each in offered
+    ]
     routes.append(Route("/openapi.json", guarded(Access.USE, openapi), methods=["GET"]))
     routes += [Route(each.path, guarded(Access.OPEN, each.endpoint), methods=["GET"]) for each in page]
     gate = Middleware(

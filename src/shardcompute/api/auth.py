@@ -7,11 +7,13 @@ a proxy sent them may not even do that. What a route needs is declared with it a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,7 +25,8 @@ from shardcompute.api.access.requirement import ANONYMOUS, Access, check_access
 from shardcompute.api.access.sign_in import SESSION_PREFIX
 from shardcompute.api.context import caller_of, context_of
 from shardcompute.api.errors import RequestError, error_response
-from shardcompute.core.errors import AuthError, UsageError
+from shardcompute.core.errors import AuthError, ShardComputeError, UsageError
+from shardcompute.node.telemetry.audit import AuditLog
 from shardcompute.security.api_keys import KEY_PREFIX, NO_LIMITS, KeyRole, KeySummary, key_id_of
 from shardcompute.security.local_secret import SECRET_PREFIX
 
@@ -118,10 +121,23 @@ class KeyMiddleware:
         raise _refusal("This server wants an API key and the request has none.")
 
 
-def guarded(needs: Access, run: Endpoint) -> Endpoint:
-    """`run` for those who may, within the limits of their key; 403 and 429 for others."""
+def guarded(needs: Access, run: Endpoint, audit: str = "") -> Endpoint:
+    """`run` for those who may, within the limits of their key; 403 and 429 for others. What has a name in the audit log
+    is in it, done or refused."""
 
     async def check_and_run(request: Request) -> Response:
+        if not audit:
+            return await check_then_run(request)
+        try:
+            answer = await check_then_run(request)
+        except (HTTPException, ShardComputeError) as error:
+            message = error.message if isinstance(error, ShardComputeError) else str(error.detail)
+            await _audit(request, audit, f"refused: {message}")
+            raise
+        await _audit(request, audit, "done")
+        return answer
+
+    async def check_then_run(request: Request) -> Response:
         caller = caller_of(request)
         check_access(needs, caller)
         if caller.limits != NO_LIMITS and needs is not Access.OPEN:
@@ -134,6 +150,14 @@ def guarded(needs: Access, run: Endpoint) -> Endpoint:
 
     check_and_run.needs = needs  # type: ignore[attr-defined]
     return check_and_run
+
+
+async def _audit(request: Request, action: str, result: str) -> None:
+    named = next(iter(request.path_params.values()), "")
+    target, detail = request.scope.get("shardcompute.audit", (named, {}))
+    log: AuditLog = request.app.state.admin.audit
+    who = caller_of(request).key_id or "anybody"
+    await asyncio.to_thread(log.append, who, action, target, result=result, detail=detail)
 
 
 def needs_of(route: Route) -> Access:

@@ -53,6 +53,12 @@ def caller_of(request: Request) -> KeySummary:
     return caller
 
 
+def tell_audit(request: Request, target: str, **detail: object) -> None:
+    """What the audit log says of this request: what it changes, without any secret. None is left out."""
+    told = {name: value for name, value in detail.items() if value is not None}
+    request.scope["shardcompute.audit"] = (target, told)
+
+
 @cache
 def package_version() -> str:
     return metadata.version("shardcompute")

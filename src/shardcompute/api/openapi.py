@@ -41,6 +41,8 @@ class ApiRoute:
     """Errors to expect, besides those of access."""
     counts: tuple[str, ...] = ()
     """Whole numbers that the query may have."""
+    audit: str = ""
+    """What the audit log calls it, where it changes something."""
 
     @property
     def public_path(self) -> str:

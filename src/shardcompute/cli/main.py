@@ -37,6 +37,7 @@ _COMMANDS = {
     "ps": "cluster.ps:ps",
     "events": "tools.history:events",
     "usage": "tools.history:usage",
+    "audit": "tools.audit:audit",
     "plan": "cluster.plan:plan",
     "load": "cluster.load:load",
     "unload": "cluster.load:unload",

@@ -173,6 +173,7 @@ class Cluster:
         self.options = options
         self.leadership = leadership
         self._lock = threading.Lock()
+        self._on_joined: Callable[[str, str, str], None] = lambda node, role, token_id: None
         # The journal comes first: where there is an authority there has been one.
         authority, self._journal = _open_record(options, leadership)
         with contextlib.ExitStack() as on_error:
@@ -369,6 +370,10 @@ class Cluster:
     def listen_to_usage(self, count: CountUsage) -> None:
         """Take what drivers in processes of their own report of their use."""
         self._accounts.listen(count)
+
+    def listen_to_joins(self, listener: Callable[[str, str, str], None]) -> None:
+        """Call `listener` with the node, role and token's id of every machine that is let in, in any thread."""
+        self._on_joined = listener
 
     @property
     def is_deposed(self) -> bool:
@@ -681,6 +686,7 @@ class Cluster:
             self._tokens = tokens
         for each in applicants:
             log.info("%s joined as %s", each.node_id, role)
+            self._on_joined(each.node_id, role.value, application.token_id)
         urls = [*(each.control_url for each in self._addresses()), *self._relays.doors]
         return Admission(certificate, urls, others)
 

@@ -165,6 +165,9 @@ class FakeCluster:
         self.pairing = PairingDesk()
         self.quota = QuotaLedger()
 
+    def listen_to_joins(self, listener: Callable[[str, str, str], None]) -> None:
+        self.tell_of_join = listener
+
     def listen_to_usage(self, count: Callable[..., None]) -> None:
         self.count_usage = count
 

@@ -34,7 +34,7 @@ from shardcompute.api.cluster.schemas import (
     SignInRequest,
     TokenList,
 )
-from shardcompute.api.context import caller_of, context_of
+from shardcompute.api.context import caller_of, context_of, tell_audit
 from shardcompute.api.errors import RequestError
 from shardcompute.api.openapi import ApiRoute
 from shardcompute.control.placement.parallelism import Parallelism, parse_parallelism
@@ -51,6 +51,7 @@ from shardcompute.node.admin.views import (
     PlanView,
     RevokedNode,
 )
+from shardcompute.node.telemetry.audit import AuditPage
 from shardcompute.node.telemetry.history_store import DAY_S, FAR_S, EventView, HistoryRange
 from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import HOUR_S, UsageReport, UsageView
@@ -102,12 +103,19 @@ async def history_usage(request: Request) -> Response:
     return _reply(await asyncio.to_thread(_admin(request).history.usage, _range_of(request), span_s))
 
 
+async def audit_log(request: Request) -> Response:
+    wanted = _range_of(request)
+    page = partial(_admin(request).audit.page, before=wanted.before, limit=wanted.limit)
+    return _reply(await asyncio.to_thread(page))
+
+
 async def cluster_catalogue(request: Request) -> Response:
     return _reply({"data": await asyncio.to_thread(_admin(request).catalogue)})
 
 
 async def pull_model(request: Request) -> Response:
     order = await read_body(request, PullModelRequest, context_of(request).limits)
+    tell_audit(request, order.model)
     return _reply(await asyncio.to_thread(_admin(request).pull_model, order.model))
 
 
@@ -119,6 +127,15 @@ async def plan_model(request: Request) -> Response:
 
 async def load_model(request: Request) -> Response:
     order = await read_body(request, ServeModelRequest, context_of(request).limits)
+    tell_audit(
+        request,
+        order.model,
+        form=order.form,
+        chains=order.chains,
+        replace=order.replace or None,
+        kv_type=order.kv_type,
+        adapters=", ".join(order.adapters or ()) or None,
+    )
     load = partial(
         _admin(request).load_model,
         replaces=order.replace,
@@ -149,17 +166,16 @@ async def revoke_node(request: Request) -> Response:
 
 async def create_token(request: Request) -> Response:
     order = await read_body(request, CreateTokenRequest, context_of(request).limits)
-    admin = _admin(request)
-    return _reply(
-        await asyncio.to_thread(
-            lambda: admin.create_token(
-                life_s=float(order.expires_s),
-                max_uses=order.max_uses,
-                role=None if order.role is None else Role(order.role),
-                origin=order.origin,
-            )
-        )
+    create = partial(
+        _admin(request).create_token,
+        life_s=float(order.expires_s),
+        max_uses=order.max_uses,
+        role=None if order.role is None else Role(order.role),
+        origin=order.origin,
     )
+    made = await asyncio.to_thread(create)
+    tell_audit(request, made.id, role=order.role, expires_s=order.expires_s, max_uses=order.max_uses)
+    return _reply(made)
 
 
 async def open_pairing(request: Request) -> Response:
@@ -177,17 +193,25 @@ async def revoke_token(request: Request) -> Response:
 
 async def create_key(request: Request) -> Response:
     order = await read_body(request, CreateKeyRequest, context_of(request).limits)
-    admin = _admin(request)
-    return _reply(
-        await asyncio.to_thread(
-            lambda: admin.create_key(
-                order.label,
-                role=KeyRole(order.role),
-                limits=KeyLimits(order.models, order.requests_per_minute, order.tokens_per_day),
-                life_s=order.expires_s,
-            )
-        )
+    create = partial(
+        _admin(request).create_key,
+        order.label,
+        role=KeyRole(order.role),
+        limits=KeyLimits(order.models, order.requests_per_minute, order.tokens_per_day),
+        life_s=order.expires_s,
     )
+    made = await asyncio.to_thread(create)
+    tell_audit(
+        request,
+        made.id,
+        label=order.label or None,
+        role=order.role,
+        models=None if order.models is None else ", ".join(order.models),
+        requests_per_minute=order.requests_per_minute,
+        tokens_per_day=order.tokens_per_day,
+        expires_s=order.expires_s,
+    )
+    return _reply(made)
 
 
 async def list_keys(request: Request) -> Response:
@@ -339,6 +363,16 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         "GET",
+        "/cluster/audit",
+        audit_log,
+        "Who changed what, newest first, and whether the log is whole. Kept across restarts.",
+        needs=Access.OPERATE,
+        reply=AuditPage,
+        statuses=(400, 403),
+        counts=("before", "limit"),
+    ),
+    ApiRoute(
+        "GET",
         "/cluster/catalogue",
         cluster_catalogue,
         "The models on the coordinator's disk.",
@@ -355,6 +389,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         body=PullModelRequest,
         reply=FetchView,
         statuses=_ORDER_ERRORS,
+        audit="model.pull",
     ),
     ApiRoute(
         "POST",
@@ -375,6 +410,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         body=ServeModelRequest,
         reply=FetchView,
         statuses=(*_ORDER_ERRORS, 409),
+        audit="model.load",
     ),
     ApiRoute(
         "DELETE",
@@ -384,6 +420,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         needs=Access.OPERATE,
         reply=Deleted,
         statuses=_NAMING_ERRORS,
+        audit="model.unload",
     ),
     ApiRoute(
         "POST",
@@ -394,6 +431,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         body=EmptyRequest,
         reply=NodeView,
         statuses=_ORDER_ERRORS,
+        audit="node.drain",
     ),
     ApiRoute(
         "DELETE",
@@ -403,6 +441,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         needs=Access.OPERATE,
         reply=RevokedNode,
         statuses=_NAMING_ERRORS,
+        audit="node.revoke",
     ),
     ApiRoute(
         "POST",
@@ -413,6 +452,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         body=CreateTokenRequest,
         reply=NewToken,
         statuses=_ORDER_ERRORS,
+        audit="token.create",
     ),
     ApiRoute(
         "POST",
@@ -423,6 +463,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         body=EmptyRequest,
         reply=NewPairing,
         statuses=(*_ORDER_ERRORS, 429),
+        audit="pairing.open",
     ),
     ApiRoute(
         "GET",
@@ -441,6 +482,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         needs=Access.OPERATE,
         reply=Deleted,
         statuses=_NAMING_ERRORS,
+        audit="token.revoke",
     ),
     ApiRoute(
         "POST",
@@ -451,6 +493,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         body=CreateKeyRequest,
         reply=NewKey,
         statuses=_ORDER_ERRORS,
+        audit="key.create",
     ),
     ApiRoute(
         "GET",
@@ -469,6 +512,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         needs=Access.OPERATE,
         reply=Deleted,
         statuses=_NAMING_ERRORS,
+        audit="key.revoke",
     ),
     ApiRoute(
         "POST",
@@ -479,6 +523,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         body=EmptyRequest,
         reply=SignInCode,
         statuses=_ORDER_ERRORS,
+        audit="session.invite",
     ),
     ApiRoute(
         "POST",
@@ -489,6 +534,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         body=SignInRequest,
         reply=SessionKey,
         statuses=_ORDER_ERRORS,
+        audit="session.open",
     ),
     ApiRoute(
         "DELETE",
@@ -497,5 +543,6 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "End the session whose key this is sent with.",
         needs=Access.KEY,
         reply=Deleted,
+        audit="session.end",
     ),
 )

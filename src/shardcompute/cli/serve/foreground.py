@@ -53,6 +53,7 @@ from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.phases import log_phases, phase
 from shardcompute.core.settings import Settings
 from shardcompute.core.units import count_of
+from shardcompute.version import VERSION
 from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
@@ -260,7 +261,9 @@ def _run_leader(
         from shardcompute.node.admin.admin import HISTORY_FILE, ClusterAdmin
         from shardcompute.node.cluster import Cluster
         from shardcompute.node.process import launch
+        from shardcompute.node.telemetry.audit import AuditLog
         from shardcompute.node.telemetry.traces import tracing
+        from shardcompute.security.api_keys import key_id_of
         from shardcompute.security.local_secret import local_secret
         from shardcompute.security.tokens import parse_token
         from shardcompute.web import page_routes
@@ -276,14 +279,22 @@ def _run_leader(
         if settings.dht:
             stack.enter_context(_published(plan, cluster, settings))
         stack.enter_context(tracing(settings, cluster.pool.requests))
-        admin = stack.enter_context(ClusterAdmin(cluster, settings, history=options.folder / HISTORY_FILE))
+        audit = AuditLog(options.folder)
+        admin = stack.enter_context(
+            ClusterAdmin(cluster, settings, history=options.folder / HISTORY_FILE, audit=audit)
+        )
+        audit.append("local", "cluster.start", cluster.name, detail=_settings_told(plan, options, tls))
+        stack.callback(audit.append, "local", "cluster.stop", cluster.name)
         for name in launch.prepare(cluster, served):
             screen.say(f"{name} is not served any more")
         admin.restore(without=checkpoint.name)
         invited = cluster.create_token(life_s=launch.INVITATION_LIFE_S, max_uses=launch.INVITED_MACHINES)
         token = parse_token(invited)
         needs_key = bool(keys) or plan.serving.require_key or not is_loopback(plan.serving.host)
+        audit.append("local", "token.create", token.token_id, detail={"max_uses": launch.INVITED_MACHINES})
         new_key = launch.first_key(cluster) if needs_key and not keys else None
+        if new_key is not None:
+            audit.append("local", "key.create", key_id_of(new_key), detail={"label": "made by up"})
         secret = stack.enter_context(local_secret(options.folder))
         sessions = PageSessions()
         held.update(
@@ -361,6 +372,25 @@ def _announced(plan: ClusterPlan, cluster: Cluster, screen: Screen) -> Iterator[
                 "announced in this network: `shardcompute join` finds it, and `shardcompute pair` shows a code"
             )
         yield
+
+
+def _settings_told(plan: ClusterPlan, options: ClusterOptions, tls: ServerTls | None) -> dict[str, object]:
+    """What the audit log says of a start: how the cluster may be reached, and by whom."""
+    serving = plan.serving
+    return {
+        "version": VERSION,
+        "host": serving.host,
+        "port": serving.port,
+        "https": "off" if tls is None else tls.shown.pin,
+        "require_key": serving.require_key,
+        "allowed_hosts": ", ".join(serving.allowed_host or ()),
+        "cors_origins": ", ".join(serving.cors_origin or ()),
+        "image_urls": serving.image_urls.value,
+        "model": serving.model,
+        "cluster_port": options.port,
+        "join_port": options.join_port,
+        "recovers_journal": options.recovers_journal,
+    }
 
 
 def _hosts(plan: ClusterPlan, settings: Settings) -> AllowedHosts:

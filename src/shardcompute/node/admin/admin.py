@@ -55,6 +55,7 @@ from shardcompute.node.admin.views import (
 )
 from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.coordinator.journal import RecordStatus
+from shardcompute.node.telemetry.audit import AuditLog
 from shardcompute.node.telemetry.history_store import EventView
 from shardcompute.node.telemetry.quota import QuotaSource
 from shardcompute.node.telemetry.request_log import RequestView
@@ -87,9 +88,12 @@ class ClusterAdmin(Closing):
         settings: Settings,
         *,
         history: Path | None = None,
+        audit: AuditLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`history` is the file of what happened; None: that is known for as long as this process runs."""
+        """`history` is the file of what happened, `audit` the log of who changed what; None: that is known for as long
+        as this process runs."""
+        self.audit = audit or AuditLog(None)
         self._cluster = cluster
         self._settings = settings
         self._clock = clock
@@ -106,6 +110,7 @@ class ClusterAdmin(Closing):
         cluster.watch_record(self._record_changed)
         cluster.watch_pairing(self._paired)
         cluster.listen_to_usage(self.history.count_report)
+        cluster.listen_to_joins(self._joined)
         self.history.start()
         self._feed.start()
 
@@ -113,6 +118,9 @@ class ClusterAdmin(Closing):
         self._fetches.close()
         self._feed.close()
         self.history.close()
+
+    def _joined(self, node: str, role: str, token_id: str) -> None:
+        self.audit.append(node, "node.join", node, detail={"role": role, "token": token_id})
 
     def _record_changed(self, status: RecordStatus) -> None:
         if status.waiting:
