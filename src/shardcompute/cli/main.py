@@ -55,6 +55,7 @@ _GROUPS = {
     "token": "cluster.token:app",
     "key": "cluster.key:app",
     "service": "service.service:app",
+    "launch": "launch.commands:app",
     "draft-head": "models.draft_head:app",
     "bench": "tools.bench:app",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,10 @@ import typer
 
 from shardcompute.cli.format import parse_size
 from shardcompute.cli.options.engine import Backend, BackendName, Device, Threads
+from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import Settings
+
+_MOST_TOKEN = 4096
 
 WorkerFolder = Annotated[
     Path | None,
@@ -133,3 +137,13 @@ def worker_folder(settings: Settings, given: Path | None) -> Path:
 
 def driver_folder(settings: Settings, given: Path | None) -> Path:
     return (given or settings.data_dir / "driver").absolute()
+
+
+def given_token(token: str | None) -> str | None:
+    """The token of a command line, where others could see it, or for `-` the first line of standard input."""
+    if token != "-":
+        return token
+    line = sys.stdin.readline(_MOST_TOKEN).strip()
+    if not line:
+        raise UsageError("there is no token on standard input", hint="write one line into it")
+    return line

@@ -9,7 +9,7 @@ import typer
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.options.engine import check_device
 from shardcompute.cli.options.records import with_options
-from shardcompute.cli.options.worker import WorkerArguments, WorkerFolder, worker_folder
+from shardcompute.cli.options.worker import WorkerArguments, WorkerFolder, given_token, worker_folder
 from shardcompute.cli.serve.places import (
     are_all_joined,
     choose_for,
@@ -29,7 +29,11 @@ def worker(
     data_dir: WorkerFolder = None,
     token: Annotated[
         str | None,
-        typer.Option("--token", metavar="TOKEN", help="Join with this token if nothing has been joined yet."),
+        typer.Option(
+            "--token",
+            metavar="TOKEN",
+            help="Join with this token if nothing has been joined yet; - reads it from standard input.",
+        ),
     ] = None,
     arguments: WorkerArguments,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
@@ -42,6 +46,7 @@ def worker(
     from shardcompute.security.tokens import parse_token
 
     note_imports()
+    token = given_token(token)
     check_device(arguments.device, arguments.backend)
     screen, folder = open_screen(), worker_folder(load_settings(), data_dir)
     chosen = choose_for(arguments)

@@ -39,6 +39,6 @@ def test_a_log_that_somebody_changed(cli: Cli, home: Path) -> None:
     path = folder / AUDIT_FILE
     path.write_bytes(path.read_bytes().replace(b'"target":"b"', b'"target":"x"'))
     result = cli("audit")
-    assert result.exit_code == 3
+    assert result.exit_code == 6
     assert "entry 2 was changed" in result.stderr
     assert "key.create" in result.stdout
