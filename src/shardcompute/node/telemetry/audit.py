@@ -166,8 +166,8 @@ class AuditLog:
             elif later.previous != entry.hash or later.number != entry.number + 1:
                 return count, f"entries between {entry.number} and {later.number} are missing or were changed"
             later, count = entry, count + 1
-        if later is None and (head := self._head()) is not None and head.number:
-            return 0, f"all entries are missing: the last was {head.number}"
+        if later is None and (kept := self._head()) is not None:
+            return 0, f"all entries are missing: the last was {kept.number}"
         if later is not None and later.number > 1 and len(self._files()) < self._limits.files:
             return count, f"entries before {later.number} are missing"
         return count, ""
