@@ -37,7 +37,7 @@ _COMMANDS = {
     "ps": "cluster.ps:ps",
     "events": "tools.history:events",
     "usage": "tools.history:usage",
-    "audit": "tools.audit:audit",
+    "audit": "tools.history:audit",
     "plan": "cluster.plan:plan",
     "load": "cluster.load:load",
     "unload": "cluster.load:unload",

@@ -11,7 +11,7 @@ import typer
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.launch.invitation import (
-    Outcome,
+    LaunchOutcome,
     Program,
     Stop,
     WorkerOptions,
@@ -78,7 +78,7 @@ def ssh(
     screen, listed = open_screen(), read_hosts(hosts)
     launcher = SshLauncher(program, folder, tuple(parse_options(worker_options)), ssh_config, timeout)
     token = "" if stop else invite(at, len(listed)).token
-    say, outcomes = say_outcome(screen), list[Outcome]()
+    say, outcomes = say_outcome(screen), list[LaunchOutcome]()
     screen.say(f"{'stopping' if stop else 'starting'} workers on {count_of(len(listed), 'machine')}")
     with ThreadPoolExecutor(min(parallel, len(listed))) as threads:
         begun = [
@@ -187,7 +187,7 @@ def ray(
     screen, options = open_screen(), parse_options(worker_options)
     library = import_ray()
     connect(library, address)
-    say, outcomes = say_outcome(screen), list[Outcome]()
+    say, outcomes = say_outcome(screen), list[LaunchOutcome]()
     try:
         if stop:
             found = stop_workers(library)

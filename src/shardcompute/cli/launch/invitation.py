@@ -37,7 +37,7 @@ Stop = Annotated[bool, typer.Option("--stop", help="End the workers that this co
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LaunchOutcome:
     """Of one host; `error` "": all is well."""
 
     host: str
@@ -74,7 +74,7 @@ def parse_options(text: str) -> list[str]:
     return words
 
 
-def report(outcomes: Sequence[Outcome], screen: Screen, done: str) -> None:
+def report(outcomes: Sequence[LaunchOutcome], screen: Screen, done: str) -> None:
     """How many did, and CapacityError if any did not."""
     failed = [each for each in outcomes if each.error]
     good = len(outcomes) - len(failed)
@@ -87,8 +87,8 @@ def report(outcomes: Sequence[Outcome], screen: Screen, done: str) -> None:
         )
 
 
-def say_outcome(screen: Screen) -> Callable[[Outcome], None]:
-    def say(outcome: Outcome) -> None:
+def say_outcome(screen: Screen) -> Callable[[LaunchOutcome], None]:
+    def say(outcome: LaunchOutcome) -> None:
         screen.say(f"{outcome.host}: {outcome.error or outcome.text}", "red" if outcome.error else "")
 
     return say

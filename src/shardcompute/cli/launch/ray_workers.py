@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardcompute.cli.launch.invitation import READY, Outcome
+from shardcompute.cli.launch.invitation import READY, LaunchOutcome
 from shardcompute.core.errors import UsageError
 from shardcompute.version import VERSION
 
@@ -102,7 +102,7 @@ def connect(ray: Any, address: str) -> None:
 
 def start_workers(
     ray: Any, token: str, options: Sequence[str], *, folder: str, cpus: float, timeout_s: float
-) -> Iterator[Outcome]:
+) -> Iterator[LaunchOutcome]:
     """On every node that is there and has none yet."""
     from ray.util.scheduling_strategies import (  # type: ignore[import-not-found, unused-ignore]
         NodeAffinitySchedulingStrategy,
@@ -114,7 +114,7 @@ def start_workers(
     for node in alive_nodes(ray):
         name, host = f"{_PREFIX}{node['NodeID']}", str(node["NodeManagerHostname"])
         if name in taken:
-            yield Outcome(host, text="has a worker already")
+            yield LaunchOutcome(host, text="has a worker already")
             continue
         actor = keeper.options(
             name=name,
@@ -128,17 +128,17 @@ def start_workers(
         error = _answer(ray, answer, timeout_s + _STOP_S)
         if error:
             ray.kill(actor)
-            yield Outcome(host, error=f"the worker does not run: {error}")
+            yield LaunchOutcome(host, error=f"the worker does not run: {error}")
         else:
-            yield Outcome(host, text="a worker runs")
+            yield LaunchOutcome(host, text="a worker runs")
 
 
-def stop_workers(ray: Any) -> Iterator[Outcome]:
+def stop_workers(ray: Any) -> Iterator[LaunchOutcome]:
     for name in _names(ray):
         actor = ray.get_actor(name, namespace=NAMESPACE)
         error = _answer(ray, actor.stop.remote(), 2 * _STOP_S)
         ray.kill(actor)
-        yield Outcome(name, text="stopped") if not error else Outcome(name, error=error)
+        yield LaunchOutcome(name, text="stopped") if not error else LaunchOutcome(name, error=error)
 
 
 def alive_nodes(ray: Any) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardcompute.cli.launch.hosts import LaunchHost
-from shardcompute.cli.launch.invitation import READY, Outcome
+from shardcompute.cli.launch.invitation import READY, LaunchOutcome
 from shardcompute.core.fields import shorten
 from shardcompute.version import VERSION
 
@@ -70,7 +70,7 @@ class SshLauncher:
     timeout_s: float = 120.0
     client: str = "ssh"
 
-    def start(self, host: LaunchHost, token: str) -> Outcome:
+    def start(self, host: LaunchHost, token: str) -> LaunchOutcome:
         wait_s = max(1, int(self.timeout_s) - _CONNECT_S)
         options = shlex.join([*self.options, *host.options])
         script = self._script(_START, options=options, wait_s=wait_s, ready=READY)
@@ -78,25 +78,25 @@ class SshLauncher:
             for line in talk.lines():
                 word, _, rest = line.partition(" ")
                 if word == "version" and rest != VERSION:
-                    return Outcome(
+                    return LaunchOutcome(
                         host.title,
                         error=f"has release {rest or 'unknown'}, and this machine {VERSION}: install the same on both",
                     )
                 if word == "version":
                     talk.tell(token)
                 elif word == "started":
-                    return Outcome(host.title, text=f"a worker runs, pid {rest}")
+                    return LaunchOutcome(host.title, text=f"a worker runs, pid {rest}")
                 elif word == "failed":
-                    return Outcome(host.title, error=f"the worker does not run: {rest}")
-            return Outcome(host.title, error=self._reason(talk))
+                    return LaunchOutcome(host.title, error=f"the worker does not run: {rest}")
+            return LaunchOutcome(host.title, error=self._reason(talk))
 
-    def stop(self, host: LaunchHost) -> Outcome:
+    def stop(self, host: LaunchHost) -> LaunchOutcome:
         with _Talk(self._command(host, self._script(_STOP)), self.timeout_s) as talk:
             for line in talk.lines():
                 word, _, rest = line.partition(" ")
                 if word == "stopped":
-                    return Outcome(host.title, text=rest or "stopped")
-            return Outcome(host.title, error=self._reason(talk))
+                    return LaunchOutcome(host.title, text=rest or "stopped")
+            return LaunchOutcome(host.title, error=self._reason(talk))
 
     def _script(self, script: str, **values: object) -> str:
         program, folder = shlex.quote(self.program), shlex.quote(self.folder)

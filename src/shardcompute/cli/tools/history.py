@@ -1,4 +1,4 @@
-"""`shardcompute events` and `usage`: what happened in a cluster and what was asked of it, from its history."""
+"""`shardcompute events`, `usage` and `audit`: what happened in a cluster, what was asked of it, and who changed what."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ import typer
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.format import parse_duration
+from shardcompute.cli.options.cluster import cluster_folder
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.options.records import with_options
+from shardcompute.core.errors import SourceError
+from shardcompute.core.settings import load_settings
+from shardcompute.core.units import count_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardcompute.cluster_client import ClusterClient
+    from shardcompute.node.telemetry.audit import AuditEntry, AuditPage
     from shardcompute.node.telemetry.history_store import EventView
     from shardcompute.node.telemetry.usage import UsageView
 
@@ -95,6 +102,76 @@ def usage(
         return (*(() if by is UsageSpan.ALL else (start,)), each.key or "-", each.model, *map(str, counts))
 
     screen.write_records(rows, headings, row, is_json=json, nothing="nothing was asked in that time")
+
+
+@with_options
+def audit(
+    *,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=100_000, help="The last N entries.")
+    ] = 100,
+    json: Json = False,
+    at: ClusterLocation,
+) -> None:
+    """Who changed what: keys, tokens, models, machines, starts, and attempts that were refused.
+
+    Each entry holds the hash of the one before it; the whole chain is checked, and it is an error if entries were
+    changed or are missing. Of a cluster that does not run, its folder is read.
+    """
+    screen = open_screen()
+    address = at.find()
+    if address is None:
+        from shardcompute.node.telemetry.audit import AuditLog
+
+        folder = cluster_folder(load_settings(), at.data_dir)
+        found = _gather_audit(lambda before, count: AuditLog(folder).page(before=before, limit=count), limit)
+    else:
+        with address.connect() as client:
+            found = _gather_audit(lambda before, count: client.audit(before=before, limit=count), limit)
+    _show_audit(screen, found, is_json=json)
+    if found.problem:
+        raise SourceError(
+            f"the audit log is not whole: {found.problem}",
+            hint="compare it with a copy; from here on it cannot be relied on",
+        )
+
+
+def _gather_audit(ask: Callable[[int, int], AuditPage], limit: int) -> AuditPage:
+    page = ask(0, min(limit, _PAGE))
+    entries = list(page.data)
+    following = page.next
+    while following is not None and len(entries) < limit:
+        more = ask(following, min(limit - len(entries), _PAGE))
+        entries += more.data
+        following = more.next
+    return dataclasses.replace(page, data=tuple(entries))
+
+
+def _show_audit(screen: Screen, page: AuditPage, *, is_json: bool) -> None:
+    import msgspec
+
+    for entry in reversed(page.data):
+        if is_json:
+            screen.write_json(msgspec.to_builtins(entry))
+        else:
+            screen.write(f"{_audit_line(entry)}\n")
+    if not is_json and not page.problem:
+        checked = count_of(page.checked, "line")
+        screen.say(f"{checked} checked: the log is whole" if page.checked else "nothing was changed yet")
+
+
+def _audit_line(entry: AuditEntry) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at_s))
+    detail = " ".join(f"{name}={value}" for name, value in entry.detail.items() if value)
+    parts = (
+        when,
+        entry.who,
+        entry.action,
+        entry.target,
+        detail,
+        "" if entry.result == "done" else entry.result,
+    )
+    return "  ".join(part for part in parts if part)
 
 
 def _events_since(client: ClusterClient, since_s: float, limit: int) -> tuple[list[EventView], str]:
