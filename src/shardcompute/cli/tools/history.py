@@ -1,4 +1,4 @@
-"""`shardcompute events`, `usage` and `audit`: what happened in a cluster, what was asked of it, and who changed what."""
+"""`shardcompute events`, `usage` and `audit`: what happened in a cluster, what was asked of it, who changed what."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def test_a_worker_is_started_and_ended(far: Path) -> None:
 )
 def test_what_goes_wrong_on_the_other_machine(far: Path, version: str, worker: str, said: str) -> None:
     name = install(far, version=version, worker=worker)
-    outcome = launcher(far, program=name, timeout_s=11.0).start(LaunchHost("attic"), TOKEN)
+    timeout_s = 11.0 if "serve" in said else 60.0
+    outcome = launcher(far, program=name, timeout_s=timeout_s).start(LaunchHost("attic"), TOKEN)
     assert said in outcome.error
     if "release" in said:
         assert not (far / "started").exists(), "it was not given the token"
