@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
-from shardcompute.control.state import Shard
+from shardcompute.control.state import RankPlace, Shard
 from shardcompute.core.errors import CapacityError, DeviceMemoryError, LinkError
 from shardcompute.core.settings import Settings
 from shardcompute.node.rpc.commands import LoadLayers, Peer
@@ -106,6 +107,28 @@ def size_bytes(served: ServedWeights, tmp_path: Path) -> int:
         lab = Lab(served, tmp_path / "measure", OPTIONS, stack)
         lab.load("m#0")
         return lab.held()[0].size_bytes
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_share_is_measured_alone_and_told_from_the_whole(
+    served: ServedWeights, tmp_path: Path, on_exit: ExitStack, size_bytes: int, rank: int
+) -> None:
+    lab = Lab(served, tmp_path, OPTIONS, on_exit)
+    tensor = RankPlace(rank, (1, 1))
+    command = replace_fields(lab.command("m#1", stop=2), tensor=tensor)
+    whole = lab.loader.load(lab.command("m#1", stop=2), lambda fraction: None)
+    share = lab.loader.load(command, lambda fraction: None)
+    assert whole is not None
+    assert share is not None
+    # What a whole layer takes is told, of which a part was measured.
+    assert share.speed.layer_s > share.speed.stage.row_s / 2
+    first, second = lab.held()
+    assert (first.tensor, second.tensor) == (None, tensor)
+    assert second.size_bytes < first.size_bytes
+    assert (command.place in lab.stages.shards()) is (rank == 0), "the others follow"
+    assert len(lab.stages.kv_usages()) == 2
+    lab.loader.unload(command.place)
+    assert len(lab.stages.kv_usages()) == 1
 
 
 def test_layers_are_loaded_once(served: ServedWeights, tmp_path: Path, on_exit: ExitStack) -> None:
