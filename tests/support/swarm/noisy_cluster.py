@@ -116,6 +116,7 @@ class NoisyCluster:
                 shards=old.shards if old and with_shards else (),
                 cached=old.cached if old else (),
                 session_namespace=100 + list(self.machines).index(name),
+                exactness="onnx-1.31.0/float32/avx2",
             )
         )
 
@@ -186,9 +187,9 @@ class NoisyCluster:
                     held = [(c.start, c.stop) for c in self.state.nodes[action.node].cached]
                     moved = sizes_of(self.model).bytes_to_move(action.start, action.stop, held)
                     self._under_way[identity(action)] = self.now_s + 0.5 + moved / 1e8
-            case to_do.UnloadShard(node, life, chain, start, stop):
+            case to_do.UnloadShard(node, life, chain, start, stop, tensor):
                 self.counts["UnloadShard"] += 1
-                self.tell(happened.ShardUnloaded(node, life, chain, start, stop))
+                self.tell(happened.ShardUnloaded(node, life, chain, start, stop, tensor))
             case to_do.ConnectChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainConnected(chain, epoch))
             case to_do.ActivateChain(chain=chain, epoch=epoch):
@@ -211,7 +212,7 @@ class NoisyCluster:
         assert isinstance(load, to_do.LoadShard)
         self._measure(load.node)
         place = (load.node, load.incarnation, load.chain, load.model, load.start, load.stop)
-        self.tell(happened.ShardLoaded(*place, load.size_bytes))
+        self.tell(happened.ShardLoaded(*place, load.size_bytes, load.tensor))
 
     def _measure(self, name: str) -> None:
         sizes = sizes_of(self.model)

@@ -15,6 +15,7 @@ from shardcompute.control.placement.parallelism import AUTO, PIPELINE, Paralleli
 from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import shape_of
 from support.models.plain_model import LAYERS, ranked_model
+from support.swarm.noisy_cluster import Machine, NoisyCluster
 
 MODEL = ranked_model()
 GIB = 1 << 30
@@ -157,3 +158,14 @@ def test_machines_begin_to_compute_together_once_they_know_how_near_they_are(clu
         cluster.now_s += 1000
         cluster.settle()
         assert members(cluster) == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize(("rtt_s", "seed"), [(0.0001, 0), (0.0004, 1), (0.0004, 2)])
+def test_noise_does_not_make_machines_meet_and_part(rtt_s: float, seed: int) -> None:
+    """Where it is all the same whether they compute together, every measurement may say something else."""
+    machines = {name: Machine(4 * GIB, 9e-11, rtt_s) for name in "abc"}
+    noisy = NoisyCluster(machines, seed=seed, model=MODEL)
+    noisy.request(parallel=AUTO)
+    noisy.run(3600, 20, remeasured_s=120)
+    assert noisy.counts["MovePlanned"] <= 4
+    assert noisy.counts["ChainReshaped"] <= noisy.counts["MovePlanned"]

@@ -75,13 +75,14 @@ function replacing({ replaces }) {
 
 function drawChain(chain, index, plan) {
   const title = plan.chains.length > 1 ? h("h3", {}, `Chain ${index + 1}`) : "";
-  const reasons = h("ul", { class: "reasons" }, [...chain.reasons, ...chain.left_out.map((node) => `${node.name} is left out: ${node.why}`)].slice(0, 12).map((text) => h("li", {}, text)));
+  const weighed = (chain.alternatives ?? []).map((each) => `${each.kind}: ${each.layout}, ${rate(each.predicted_tokens_per_s_one_stream)} for one stream, ${rate(each.predicted_tokens_per_s_many)} for many${each.is_chosen ? " ← chosen" : ""}`);
+  const reasons = h("ul", { class: "reasons" }, [...(weighed.length > 1 ? [...weighed, sentence(chain.reason_of_choice)] : []), ...chain.reasons, ...chain.left_out.map((node) => `${node.name} is left out: ${node.why}`)].slice(0, 16).map((text) => h("li", {}, text)));
   if (!chain.is_possible) {
     return h("div", { class: "plan" }, title, h("p", { class: "bad" }, `It does not fit: ${bytes(chain.missing_bytes)} are missing. Join another machine, or choose a smaller form.`), reasons);
   }
   const stages = chain.stages.map((stage) => {
     const device = stage.device === "cpu" || !stage.device_label ? "" : `${stage.device_label} · `;
-    const item = h("li", { class: hueOf(stage.node) }, h("b", { class: "cut" }, stage.name), h("span", { class: "cut" }, layers(stage.start, stage.stop)), h("span", { class: "cut muted" }, `${device}${bytes(stage.memory_bytes)} of ${bytes(stage.offered_bytes)} · ${seconds(stage.predicted_s)}`));
+    const item = h("li", { class: hueOf(stage.node) }, h("b", { class: "cut" }, stage.name), h("span", { class: "cut" }, `${layers(stage.start, stage.stop)}${stage.ranks > 1 ? `, rank ${stage.rank + 1} of ${stage.ranks}` : ""}`), h("span", { class: "cut muted" }, `${device}${bytes(stage.memory_bytes)} of ${bytes(stage.offered_bytes)} · ${seconds(stage.predicted_s)}`));
     item.title = `${memoryParts(stage.parts)}, ${bytes(stage.process_bytes)} process, ${bytes(stage.used_bytes)} other models, of ${bytes(stage.offered_bytes)}`;
     item.style.flexGrow = String(stage.stop - stage.start);
     return item;
