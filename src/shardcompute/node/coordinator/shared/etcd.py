@@ -10,9 +10,10 @@ import base64
 import contextlib
 import http.client
 import json
+import math
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -26,6 +27,8 @@ _PORT = 2379
 _PAGE = 256
 _MOST_BYTES = 64 << 20
 _FILES = ("ca", "cert", "key")
+_MOST_IDLE = 4
+_OF_LEASES = ("/v3/lease/keepalive", "/v3/lease/revoke")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class EtcdAddress:
 
 
 class EtcdClient:
-    """A `KeyValueStore`. One request at a time; a member that does not answer is left for the next one."""
+    """A `KeyValueStore`. A member that does not answer is left for the next one. Threads do not wait for each other: a
+    lease is renewed whatever else is asked for."""
 
     def __init__(self, address: EtcdAddress, timeout_s: float = TIMEOUT_S) -> None:
         self._address = address
@@ -80,15 +84,16 @@ class EtcdClient:
         self._tls = address.tls_context()
         self._lock = threading.Lock()
         self._member = 0
-        self._connection: http.client.HTTPConnection | None = None
+        self._idle: list[tuple[int, http.client.HTTPConnection]] = []
 
     @property
     def name(self) -> str:
         return self._address.text
 
     def read(self, key: str) -> bytes | None:
-        found = self._ask("kv/range", {"key": _encode(key)}).get("kvs") or []
-        return _value(found[0]) if found else None
+        with self._reading():
+            found = self._ask("kv/range", {"key": _encode(key)}).get("kvs") or []
+            return _value(found[0]) if found else None
 
     def read_all(self, prefix: str) -> list[tuple[str, bytes]]:
         start, stop, found = prefix, _after(prefix), []
@@ -97,7 +102,8 @@ class EtcdClient:
                 "kv/range",
                 {"key": _encode(start), "range_end": _encode(stop), "limit": str(_PAGE)},
             )
-            page = [(_decode(each["key"]).decode(), _value(each)) for each in reply.get("kvs") or []]
+            with self._reading():
+                page = [(_decode(each["key"]).decode(), _value(each)) for each in reply.get("kvs") or []]
             found += page
             if not reply.get("more") or not page:
                 return found
@@ -111,70 +117,107 @@ class EtcdClient:
         return bool(self._ask("kv/txn", body).get("succeeded"))
 
     def grant(self, ttl_s: float) -> Grant:
-        reply = self._ask("lease/grant", {"TTL": str(round(ttl_s))})
-        return Grant(int(reply["ID"]), float(reply["TTL"]))
+        with self._reading():
+            reply = self._ask("lease/grant", {"TTL": str(math.ceil(ttl_s))})
+            return Grant(int(reply["ID"]), float(reply["TTL"]))
 
     def keep_alive(self, lease: int) -> float:
-        reply = self._ask("lease/keepalive", {"ID": str(lease)})
-        return float(reply.get("result", {}).get("TTL", 0))
+        with self._reading():
+            reply = self._ask("lease/keepalive", {"ID": str(lease)})
+            return float(reply.get("result", {}).get("TTL", 0))
 
     def revoke(self, lease: int) -> None:
         self._ask("lease/revoke", {"ID": str(lease)})
 
     def close(self) -> None:
         with self._lock:
-            self._hang_up()
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """StoreError where an answer does not say what it should."""
+        try:
+            yield
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"the store {self.name} does not answer like an etcd: {error!r}", hint="check its address"
+            ) from error
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Each member in turn, from the one that answered last; StoreError where none does."""
-        content, reasons = json.dumps(body).encode(), []
-        with self._lock:
-            for _ in self._address.members:
-                host, port = self._address.members[self._member]
-                try:
-                    return self._exchange(host, port, f"/v3/{path}", content)
-                except (OSError, http.client.HTTPException, ValueError) as error:
-                    reasons.append(f"{host}:{port}: {error or type(error).__name__}")
-                    self._hang_up()
-                    self._member = (self._member + 1) % len(self._address.members)
+        content, reasons, first = json.dumps(body).encode(), [], self._member
+        for number in range(len(self._address.members)):
+            member = (first + number) % len(self._address.members)
+            try:
+                reply = self._exchange(member, f"/v3/{path}", content)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                host, port = self._address.members[member]
+                reasons.append(f"{host}:{port}: {error or type(error).__name__}")
+            else:
+                self._member = member
+                return reply
         raise StoreError(
             f"the store {self.name} does not answer ({'; '.join(reasons)})",
             hint="check that most of its members run and can be reached from here",
         )
 
-    def _exchange(self, host: str, port: int, path: str, content: bytes) -> dict[str, Any]:
-        is_old = self._connection is not None
-        connection = self._connection or self._connect(host, port)
-        self._connection = connection
+    def _exchange(self, member: int, path: str, content: bytes) -> dict[str, Any]:
+        kept = self._take(member)
+        connection = kept or self._connect(member)
         try:
-            status, answer = _post(connection, path, content)
-        except (ConnectionError, http.client.BadStatusLine):
-            # One that was kept open may have been closed by the other side meanwhile.
-            if not is_old:
-                raise
-            self._hang_up()
-            self._connection = self._connect(host, port)
-            status, answer = _post(self._connection, path, content)
-        if status == 404 and path.startswith("/v3/lease/"):
-            return {}  # a lease that has run out
-        if status != 200:
-            raise ValueError(f"HTTP {status}: {answer[:200].decode(errors='replace')}")
-        # A stream of answers is one for each line.
-        reply = json.loads(answer.split(b"\n", 1)[0])
-        if isinstance(reply, dict):
-            return reply
-        raise ValueError("it did not answer with an object")
+            try:
+                status, answer = _post(connection, path, content)
+            except (ConnectionError, http.client.BadStatusLine):
+                # One that was kept open may have been closed by the other side meanwhile.
+                if kept is None:
+                    raise
+                connection.close()
+                connection = self._connect(member)
+                status, answer = _post(connection, path, content)
+            reply = _reply(path, status, answer)
+        except BaseException:
+            connection.close()
+            raise
+        self._keep(member, connection)
+        return reply
 
-    def _connect(self, host: str, port: int) -> http.client.HTTPConnection:
+    def _take(self, member: int) -> http.client.HTTPConnection | None:
+        with self._lock:
+            for place, (other, connection) in enumerate(self._idle):
+                if other == member:
+                    del self._idle[place]
+                    return connection
+        return None
+
+    def _keep(self, member: int, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            if len(self._idle) < _MOST_IDLE:
+                self._idle.append((member, connection))
+                return
+            _, oldest = self._idle.pop(0)
+            self._idle.append((member, connection))
+        oldest.close()
+
+    def _connect(self, member: int) -> http.client.HTTPConnection:
+        host, port = self._address.members[member]
         if self._tls is None:
             return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
         return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=self._tls)
 
-    def _hang_up(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.close()
+
+def _reply(path: str, status: int, answer: bytes) -> dict[str, Any]:
+    """What a member answered; ValueError where that is no good answer."""
+    if status == 404 and path in _OF_LEASES:
+        return {}  # it has run out
+    if status != 200:
+        raise ValueError(f"HTTP {status}: {answer[:200].decode(errors='replace')}")
+    # A stream of answers is one for each line.
+    reply = json.loads(answer.split(b"\n", 1)[0])
+    if isinstance(reply, dict):
+        return reply
+    raise ValueError("it did not answer with an object")
 
 
 def _post(connection: http.client.HTTPConnection, path: str, content: bytes) -> tuple[int, bytes]:

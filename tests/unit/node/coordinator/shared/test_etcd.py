@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack, closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,31 @@ def test_nobody_there_is_said_with_every_member() -> None:
     client = EtcdClient(EtcdAddress.parse("etcd://127.0.0.1:9,127.0.0.1:10"), timeout_s=0.2)
     with pytest.raises(StoreError, match=r"127\.0\.0\.1:9: .*127\.0\.0\.1:10: "):
         client.read("x")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[]", b"nothing", b'{"kvs": [{}]}', b'{"kvs": [{"key": "?"}]}', b'{"kvs": 3, "result": 3}']
+)
+def test_who_answers_otherwise_than_an_etcd_is_no_store(answer: bytes) -> None:
+    class Stranger(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"etcd://127.0.0.1:{server.server_port}"
+        with closing(EtcdClient(EtcdAddress.parse(url))) as client:
+            with pytest.raises(StoreError):
+                client.read_all("x")
+            with pytest.raises(StoreError):
+                client.grant(2.0)
+        server.shutdown()
 
 
 @needs_etcd
