@@ -389,6 +389,11 @@ class Cluster:
     def url(self) -> str:
         return self._endpoint.url
 
+    @property
+    def relay_doors(self) -> Sequence[str]:
+        """By which this process is reached from networks that let only the web out."""
+        return self._relays.doors
+
     def relay_view(self) -> RelayView | None:
         """What passes through the relay in this process; None where there is none."""
         return self._relays.view()
@@ -687,7 +692,7 @@ class Cluster:
         for each in applicants:
             log.info("%s joined as %s", each.node_id, role)
             self._on_joined(each.node_id, role.value, application.token_id)
-        urls = [*(each.control_url for each in self._addresses()), *self._relays.doors]
+        urls = [*(each.control_url for each in self._addresses()), *self.relay_doors]
         return Admission(certificate, urls, others)
 
     def _brief(self) -> Brief:

@@ -12,15 +12,17 @@ from unittest import mock
 import pytest
 
 from shardcompute.node.cluster import Cluster, ClusterOptions
+from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
+from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.node.reach import relays as relays_room
 from shardcompute.node.reach.cluster_relays import RelayOptions
 from shardcompute.node.reach.rungs import DIRECT, PUNCHED, RELAYED
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.relay.server import RelayServer
-from shardcompute.security import ClusterAuthority
+from shardcompute.security import ClusterAuthority, Role, parse_token
 from shardcompute.wire import TcpTransport, Transports
 from support.models.requests import greedy, prompts, sampled
-from support.network.lab_links import LabNetwork
+from support.network.lab_links import LabNetwork, wait_until
 from support.network.relays import key_of
 from support.swarm.lab import KV_TOKENS, STILL, Alone, LabSwarm
 
@@ -115,3 +117,27 @@ def test_another_relay_takes_over_amid_streams(
         for request, talk in zip(requests, talks, strict=True):
             assert talk.result() == alone.answer(request)
         assert all(relay.view().spliced_bytes for relay in opened)
+
+
+def test_a_node_that_reaches_nothing_but_the_web_joins_and_is_heard(tmp_path: Path) -> None:
+    """Joining and the control link go through the relay's door alone."""
+    options = ClusterOptions(tmp_path / "cluster", port=0, join_port=0, relays=RelayOptions(0))
+    with Cluster(options) as cluster:
+        door = cluster.relay_doors[0]
+        assert door.startswith("wss://")
+        token = parse_token(cluster.create_token())
+        nowhere = replace(token, addresses=(f"{NOWHERE}:1",))
+        credentials, urls = join_cluster(nowhere, tmp_path / "node", Role.DRIVER, door)
+        assert urls[0] == door
+        transports = Transports({"tcp": TcpTransport()})
+        node = StandaloneDriver(credentials, [door], StandaloneOptions(transports=transports))
+        with contextlib.closing(node):
+            node.start()
+            wait_until(
+                lambda: any(each.is_live for each in cluster.coordinator.state.nodes.values()),
+                "the node is registered",
+                20.0,
+            )
+            seen = cluster.relay_view()
+            assert seen is not None
+            assert seen.spliced_bytes > 0

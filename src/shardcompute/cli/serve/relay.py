@@ -13,6 +13,8 @@ from shardcompute.cli.options.cluster import RELAY_PORT, ClusterFolder, cluster_
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 
+_RATE = 64 << 20
+
 
 def relay(
     key: Annotated[
@@ -43,14 +45,14 @@ def relay(
         int, typer.Option("--links-per-member", metavar="N", min=1, help="The most links of one node.")
     ] = 64,
     rate: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--rate",
             metavar="SIZE",
             parser=parse_size,
-            help="The most bytes a second of one node, such as 8M.",
+            help="The most bytes a second of one node, such as 8M; by default 64M.",
         ),
-    ] = 64 << 20,
+    ] = None,
     show_key: Annotated[
         bool,
         typer.Option("--show-key", help="Print the public key of the cluster on this machine, and stop."),
@@ -76,7 +78,7 @@ def relay(
     from shardcompute.relay.server import RelayLimits, RelayServer
     from shardcompute.relay.tickets import parse_cluster_key
 
-    limits = RelayLimits(links=links, links_per_member=links_per_member, bytes_per_s=float(rate))
+    limits = RelayLimits(links=links, links_per_member=links_per_member, bytes_per_s=float(rate or _RATE))
     cluster_key = parse_cluster_key(key)
     with (
         stop_requested() as stop,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,17 @@ def test_rows_are_cut_where_layers_are(lab: Lab) -> None:
         assert len(row) == width
     assert row.startswith("|-")
     assert " laptop 0-" in row
+
+
+def test_nodes_say_on_which_way_they_reach_each_other(cli: Cli, lab: Lab) -> None:
+    why = "direct: nobody answers"
+    lab.cluster.coordinator.post(happened.LinkMeasured("a", "b", 0.025, 2e6, rung="relayed", remark=why))
+    lab.cluster.coordinator.post(happened.LinkMeasured("a", "c", 0.001, 1e8))
+    assert f"relayed, 25.0 ms ({why})" in cli("nodes", *HERE).stderr
+    told = cli("nodes", "--links", *HERE).stderr
+    assert re.search(r"relayed\s+25\.0 ms\s+1\.9 MiB/s", told)
+    assert re.search(r"direct\s+1\.0 ms\s+95\.4 MiB/s", told)
+    assert cli("nodes", "--links", "--json", *HERE).exit_code == 2
 
 
 def test_nodes_as_table_map_and_json(cli: Cli, lab: Lab) -> None:
