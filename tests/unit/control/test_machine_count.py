@@ -7,10 +7,11 @@ from itertools import combinations, pairwise
 import pytest
 from msgspec.structs import replace
 
-from shardcompute.control.machine_count import fewest_machines, least_room_bytes
+from shardcompute.control.machine_count import fewest_machines, held_by_ranks, least_room_bytes
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.sizes import HeldSums, sizes_of
 from shardcompute.control.state import Model
-from support.models.plain_model import plain_model
+from support.models.plain_model import plain_model, ranked_model
 
 
 def _uneven() -> Model:
@@ -57,3 +58,18 @@ def test_a_model_that_cannot_be_cut_needs_one_machine_that_holds_it() -> None:
     assert fewest_machines(whole, "", total) == ((0, 7),)
     assert fewest_machines(whole, "", total - 1) is None
     assert least_room_bytes(whole, "") == total
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_need_no_more_stages_than_one_machine_and_each_has_room(ranks: int) -> None:
+    model, asked = ranked_model(), Parallelism(tp=ranks)
+    held = held_by_ranks(model, "", asked)
+    assert len(held) == ranks
+    for room_bytes in range(60_000_000, 700_000_000, 80_000_000):
+        cuts, alone = fewest_machines(model, "", room_bytes, asked), fewest_machines(model, "", room_bytes)
+        assert cuts is not None
+        assert alone is None or len(cuts) <= len(alone)
+        assert all(each.memory_bytes(*cut) <= room_bytes for cut in cuts for each in held)
+    least = least_room_bytes(model, "", asked)
+    assert least < least_room_bytes(model, "")
+    assert fewest_machines(model, "", least, asked) is not None

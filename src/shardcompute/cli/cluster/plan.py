@@ -66,7 +66,7 @@ def plan(
                 "--machines counts the machines of one chain and asks no cluster",
                 hint="leave out --chains, --url, --api-key-file and --data-dir",
             )
-        _count(model, machines, device or "cpu", weights, kv_type, is_json=json)
+        _count(model, machines, device or "cpu", weights, kv_type, parallel, is_json=json)
         return
     if device:
         raise UsageError(
@@ -92,11 +92,25 @@ def plan(
 
 
 def _count(
-    model: str, sizes: str, device: str, weights: WeightForm, kv_type: ModelKvType, *, is_json: bool
+    model: str,
+    sizes: str,
+    device: str,
+    weights: WeightForm,
+    kv_type: ModelKvType,
+    parallel: str | None,
+    *,
+    is_json: bool,
 ) -> None:
+    from shardcompute.control.placement.parallelism import parse_parallelism
     from shardcompute.node.admin.dry_run import open_headers
     from shardcompute.node.admin.machine_counts import count_machines, count_rows
 
+    asked = parse_parallelism(parallel or "tp=1")
+    if asked.pp or not asked.tp:
+        raise UsageError(
+            "--machines counts the stages by itself, and knows of no speeds",
+            hint="of --parallel say tp=2 alone: so many machines compute each stage together",
+        )
     screen = open_screen()
     with open_headers(parse_reference(model), load_settings()) as checkpoint:
         counts = count_machines(
@@ -104,6 +118,7 @@ def _count(
             [parse_size(size) for size in sizes.split(",")],
             device=device,
             kv_type=kv_type.value if kv_type else DEFAULT_KV_TYPE,
+            parallel=asked,
         )
     if is_json:
         told = [{**dataclasses.asdict(each), "count": each.count} for each in counts.counts]

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardcompute.backends.footprint import holding_of, process_bytes
-from shardcompute.control.machine_count import Cuts, fewest_machines, least_room_bytes
-from shardcompute.control.sizes import sizes_of
+from shardcompute.control.machine_count import Cuts, fewest_machines, held_by_ranks, least_room_bytes
+from shardcompute.control.placement.parallelism import PIPELINE, Parallelism
+from shardcompute.control.placement.rank_groups import check_ranks
 from shardcompute.control.state import Model
 from shardcompute.core.errors import UsageError
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
@@ -37,10 +38,12 @@ class MachineCount:
     largest_bytes: int
     """What the fullest worker takes, with its process."""
     least_bytes: int
+    ranks: int = 1
+    """So many machines compute each cut together."""
 
     @property
     def count(self) -> int | None:
-        return None if self.cuts is None else len(self.cuts)
+        return None if self.cuts is None else len(self.cuts) * self.ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +68,18 @@ def count_machines(
     device: str = "cpu",
     kv_type: KvType = DEFAULT_KV_TYPE,
     context: int = _USUAL_CONTEXT,
+    parallel: Parallelism = PIPELINE,
 ) -> MachineCounts:
-    """From headers alone. Each machine keeps KV for one context of so many tokens, or what the model can."""
+    """From headers alone. Each machine keeps KV for one context of so many tokens, or what the model can. `parallel`:
+    how many compute each layer together; UnsupportedModelError where the model cannot be divided so."""
     if device not in BACKENDS:
         raise UsageError(f"there is no kind of device {device!r}", hint=f"use one of {', '.join(BACKENDS)}")
     context = min(context, checkpoint.spec.context_length)
     counts = []
     for form in FORMS:
         model = size_up(checkpoint, form, kv_tokens=context, context_length=context, kv_type=kv_type)
-        counts += [_count(model, form, device, size) for size in sizes]
+        check_ranks(model, parallel)
+        counts += [_count(model, form, device, size, parallel) for size in sizes]
     return MachineCounts(
         checkpoint.name, checkpoint.spec.layer_count, device, context, kv_type, tuple(counts)
     )
@@ -90,21 +96,22 @@ def count_rows(counts: MachineCounts, weights: str) -> Iterator[tuple[str, str]]
     yield "counted", _counted_words(counts)
 
 
-def _count(model: Model, form: str, device: str, machine_bytes: int) -> MachineCount:
+def _count(model: Model, form: str, device: str, machine_bytes: int, parallel: Parallelism) -> MachineCount:
     backend = BACKENDS[device]
     holding = holding_of(backend, device)
     own_bytes = 0 if device in _OWN_MEMORY else process_bytes(backend)
     offered_bytes = machine_bytes - machine_bytes // _LEFT_TO_SYSTEM
-    cuts = fewest_machines(model, holding, offered_bytes - own_bytes)
-    held = sizes_of(model).on(holding)
-    largest = max((held.memory_bytes(*cut) for cut in cuts), default=0) if cuts else 0
+    cuts = fewest_machines(model, holding, offered_bytes - own_bytes, parallel)
+    held = held_by_ranks(model, holding, parallel)
+    largest = max((each.memory_bytes(*cut) for cut in cuts for each in held), default=0) if cuts else 0
     return MachineCount(
         form,
         machine_bytes,
         offered_bytes,
         cuts,
         largest_bytes=own_bytes + largest if cuts else 0,
-        least_bytes=own_bytes + least_room_bytes(model, holding),
+        least_bytes=own_bytes + least_room_bytes(model, holding, parallel),
+        ranks=max(1, parallel.tp),
     )
 
 
@@ -112,7 +119,8 @@ def _words(each: MachineCount) -> str:
     size = format_bytes(each.machine_bytes)
     if each.count is None:
         return f"none of {size}: a worker needs {format_bytes(each.least_bytes)} for one layer"
-    return f"{count_of(each.count, 'machine')} of {size}"
+    together = f", {each.ranks} to a stage" if each.ranks > 1 else ""
+    return f"{count_of(each.count, 'machine')} of {size}{together}"
 
 
 def _cut_words(each: MachineCount) -> str:

@@ -51,6 +51,16 @@ def test_machines_that_cannot_hold_a_layer(cli: Cli) -> None:
     assert "19 machines of 16.0 GiB" in result.stdout
 
 
+def test_machines_that_compute_each_stage_together(cli: Cli) -> None:
+    alone = _counts(cli, "qwen3:8b", "--machines", "4G")
+    ranks = _counts(cli, "qwen3:8b", "--machines", "4G", "--parallel", "tp=2")
+    known = {key: (alone[key], count) for key, count in ranks.items() if alone[key] and count}
+    assert known
+    assert all(count % 2 == 0 and one <= count <= 2 * one for one, count in known.values())
+    told = cli("plan", "qwen3:8b", "--machines", "4G", "--parallel", "tp=2", "--weights", "int4")
+    assert "machines of 4.0 GiB, 2 to a stage" in told.stdout
+
+
 def test_kv_of_fewer_bits_takes_less(cli: Cli) -> None:
     def fullest(kv_type: str) -> int:
         told = json.loads(cli("plan", "qwen3:8b", "--machines", "8G", "--kv-type", kv_type, "--json").stdout)
@@ -67,6 +77,8 @@ def test_kv_of_fewer_bits_takes_less(cli: Cli) -> None:
         (("--machines", "16G", "--chains", "2"), "one chain"),
         (("--machines", "16G", "--url", "http://127.0.0.1:1"), "asks no cluster"),
         (("--device", "cuda"), "--machines 16G"),
+        (("--machines", "16G", "--parallel", "auto"), "knows of no speeds"),
+        (("--machines", "16G", "--parallel", "tp=2,pp=3"), "counts the stages by itself"),
     ],
 )
 def test_what_is_not_a_question_is_refused(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
