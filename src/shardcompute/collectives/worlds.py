@@ -81,8 +81,10 @@ def connect_world(
     *,
     topology: TopologyChoice = AUTO,
     timeout_s: float = 30.0,
+    spin_s: float | None = None,
 ) -> FabricGroup:
-    """Meet all ranks of a world within `timeout_s`, and measure the lines between them.
+    """Meet all ranks of a world within `timeout_s`, and measure the lines between them. `spin_s` is how long a rank
+    looks for frames before it sleeps; None: as long as suits the machine.
 
     `dial` connects to the node of a rank (`LinkError` if it does not answer: it is tried again), `accept` waits so
     many seconds for a node that dials us (`TimeoutError`), with its first word. `CollectiveError` names the first rank
@@ -112,16 +114,21 @@ def connect_world(
             operation="form",
             sequence=0,
         ) from error
-    return form_world(membership, links, topology)
+    return form_world(membership, links, topology, spin_s)
 
 
 def form_world(
-    membership: Membership, links: Mapping[int, Link], topology: TopologyChoice = AUTO
+    membership: Membership,
+    links: Mapping[int, Link],
+    topology: TopologyChoice = AUTO,
+    spin_s: float | None = None,
 ) -> FabricGroup:
     """The group of all ranks over links to each of the others, which it takes over. Every rank calls it: the lines
     are measured."""
     is_crowded = 1 + sum(map(_is_here, links.values())) > _cores()
-    fabric = open_fabric(membership, links, spin_s=0.0 if is_crowded else SPIN_S)
+    if spin_s is None:
+        spin_s = 0.0 if is_crowded else SPIN_S
+    fabric = open_fabric(membership, links, spin_s)
     world = World(fabric, frame_s=CROWDED_FRAME_S if is_crowded else FRAME_S)
     group = FabricGroup(world, topology, name=membership.world)
     try:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from shardcompute.bench.collectives.lan import LanFabric, LanNotes
-from shardcompute.collectives import FabricGroup, InprocHub, World, run_ranks
+from shardcompute.bench.collectives.lan import LanFabric, LanNotes, WallClock, WorkClock
+from shardcompute.collectives import FabricGroup, InprocHub, World, run_ranks, thread_groups
 
 
 def lan_groups(path: Path, ranks: int) -> tuple[LanNotes, list[FabricGroup]]:
     hub = InprocHub(ranks)
     groups = [
-        FabricGroup(World(LanFabric(hub.fabric(rank), LanNotes.open(path, ranks)))) for rank in range(ranks)
+        FabricGroup(World(LanFabric(hub.fabric(rank), LanNotes.open(path, ranks), WallClock())))
+        for rank in range(ranks)
     ]
     return LanNotes.open(path, ranks), groups
 
@@ -56,3 +57,39 @@ def test_the_line_can_become_another_while_a_rank_waits(tmp_path: Path) -> None:
     started_s = time.perf_counter()
     run_ranks(groups, work)
     assert time.perf_counter() - started_s < 5.0
+
+
+def test_what_is_counted_is_not_waited_for(tmp_path: Path) -> None:
+    """Ten seconds each way for nothing, as far as the ranks' clocks go."""
+    path, hub = tmp_path / "lan", InprocHub(2)
+    LanNotes.open(path, 2).become(20_000, 1000)
+
+    def work(group: FabricGroup) -> float:
+        clock = WorkClock()
+        lan = LanFabric(hub.fabric(group.rank), LanNotes.open(path, 2), clock)
+        slowed = FabricGroup(World(lan))
+        slowed.all_reduce(np.zeros(8, np.float32))
+        began_s, spent_s = clock.now_s(), lan.spent_s
+        slowed.all_reduce(np.zeros(8, np.float32))
+        took_s = clock.now_s() - began_s
+        assert took_s >= lan.spent_s - spent_s >= 0.0
+        return took_s
+
+    started_s = time.perf_counter()
+    took_s = run_ranks(thread_groups(2), work)
+    assert time.perf_counter() - started_s < 5.0
+    assert max(took_s) >= 9.9
+
+
+def test_an_exchange_counts_as_the_least_of_its_kind() -> None:
+    clock = WorkClock()
+    costs = []
+    for rounds in (20_000, 2_000_000):
+        began_s = clock.now_s()
+        sum(range(rounds))
+        clock.exchanged(began_s, (1, 1, 64))
+        costs.append(clock.now_s() - began_s)
+    began_s = clock.now_s()
+    sum(range(2_000_000))
+    clock.exchanged(began_s, (2, 2, 64))
+    assert costs[1] < 2 * costs[0] + 1e-3 < clock.now_s() - began_s

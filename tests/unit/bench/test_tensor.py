@@ -46,7 +46,7 @@ def test_where_one_curve_crosses_another() -> None:
 
 def test_a_curve_is_drawn_of_every_arm(tmp_path: Path) -> None:
     speeds = {
-        "1 rank": {0.0: 10.0},
+        "1 rank": {0.1: 10.0, 5.0: 10.5},
         "2 ranks, reduce": {0.0: 18.0, 0.1: 15.0, 5.0: 2.0},
         "2 stages": {5.0: 9.0},
     }

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shardcompute.bench.collectives.lan import LanFabric, LanNotes
+from shardcompute.bench.collectives.lan import LanFabric, LanNotes, WallClock, WorkClock
 from shardcompute.collectives import Algorithm, Array, FabricGroup, Group, TopologyChoice, World
 from shardcompute.collectives.measuring import measure_lines
 from shardcompute.collectives.torch_group import TorchMeeting, connect_torch
@@ -34,7 +34,8 @@ _WORLD = "bench"
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """`line`: local, tls, tcp or gloo; `lan` is a file of `LanNotes` by which it is slowed down."""
+    """`line`: local, tls, tcp or gloo; `lan` is a file of `LanNotes` by which it is slowed down: in the time of day, or
+    where that `counts` in processor time."""
 
     rank: int
     ranks: int
@@ -44,6 +45,7 @@ class RankTask:
     certificate_pem: str = ""
     authority_pem: str = ""
     lan: str = ""
+    counts: bool = False
     sizes: Sequence[int] = ()
     algorithms: Sequence[str] = ()
     rounds: int = 3
@@ -109,16 +111,21 @@ def connect_rank(task: RankTask) -> FabricGroup:
         return transport.dial(urls[rank], hello, LinkOptions(tls=tls, node=nodes[rank]))
 
     try:
-        group = connect_world(Membership(_WORLD, 1, task.rank, nodes), dial, hearing(listener.accept))
+        membership = Membership(_WORLD, 1, task.rank, nodes)
+        spin_s = 0.0 if task.counts else None
+        group = connect_world(membership, dial, hearing(listener.accept), spin_s=spin_s)
     finally:
         listener.close()
-    return _slowed(group, LanNotes.open(Path(task.lan), task.ranks)) if task.lan else group
+    return _slowed(group, task) if task.lan else group
 
 
-def _slowed(group: FabricGroup, notes: LanNotes) -> FabricGroup:
-    """The same ranks over an emulated LAN, which they measure anew."""
-    world = World(LanFabric(group.world.fabric, notes), frame_s=group.world.frame_s)
-    slowed = FabricGroup(world, name="lan")
+def _slowed(group: FabricGroup, task: RankTask) -> FabricGroup:
+    """The same ranks over an emulated LAN, which they measure anew where it takes time that can be measured."""
+    notes = LanNotes.open(Path(task.lan), task.ranks)
+    if task.counts:
+        return FabricGroup(World(LanFabric(group.world.fabric, notes, WorkClock())), name="lan")
+    fabric = LanFabric(group.world.fabric, notes, WallClock())
+    slowed = FabricGroup(World(fabric, frame_s=group.world.frame_s), name="lan")
     measure_lines(slowed)
     return slowed
 

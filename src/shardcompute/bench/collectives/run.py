@@ -83,7 +83,8 @@ def _run_world(bench: CollectivesBench, ranks: int, line: str, rtt_ms: float) ->
                 algorithms=bench.algorithms,
                 rounds=bench.rounds,
                 calls=bench.calls if not rtt_ms else max(10, bench.calls // 5),
-                **papers,
+                certificate_pem=papers["certificate_pem"],
+                authority_pem=papers["authority_pem"],
             )
             for rank, papers in enumerate(rank_papers(folder, ranks))
         ]
@@ -149,7 +150,9 @@ def started_rank(task: RankTask, module: str = rank_process.__name__) -> Iterato
     try:
         write_line(process, asdict(task))
         yield process
-        process.communicate(timeout=_END_S)
+        # What it has measured is told; where it ends too slowly, it is ended.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_END_S)
     finally:
         process.kill()
         process.communicate()

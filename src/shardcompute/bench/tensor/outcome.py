@@ -12,6 +12,7 @@ from shardcompute.bench.report import Result
 from shardcompute.models.tensor_share import GridShape
 
 Kind = Literal["reduce", "gather", "stages"]
+ALONE = "1 rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class TensorArm:
     @property
     def name(self) -> str:
         if self.ranks == 1:
-            return "1 rank"
+            return ALONE
         if self.grid is not None:
             return f"grid {self.grid[0]}×{self.grid[1]}"
         return f"{self.ranks} stages" if self.kind == "stages" else f"{self.ranks} ranks, {self.kind}"

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from shardcompute.bench.report import Result
+from shardcompute.bench.tensor.outcome import ALONE
 from shardcompute.bench.wan.plots import check_plotting
 
 _NAME = "tensor-crossover.svg"
@@ -29,8 +31,9 @@ def plot_crossover(results: Sequence[Result], folder: Path) -> Path:
         axes = figure.subplots()
         for number, (arm, by_rtt) in enumerate(speeds.items()):
             points = sorted((rtt, speed) for rtt, speed in by_rtt.items() if rtt)
-            if not points:
-                axes.axhline(by_rtt[0.0], color="black", linewidth=0.8, label=arm)
+            if arm == ALONE:
+                middle = statistics.median(speed for _, speed in points)
+                axes.axhline(middle, color="black", linewidth=0.8, label=arm)
                 continue
             dashes = "--" if arm.endswith("stages") else "-"
             axes.plot(*zip(*points, strict=True), dashes, marker="o", label=arm, color=f"C{number}")

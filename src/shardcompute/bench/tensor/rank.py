@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from shardcompute.backends.executor import Executor, ExecutorOptions, PickRule
+from shardcompute.bench.collectives.lan import LanFabric
 from shardcompute.bench.collectives.rank import RankTask, connect_rank, hear_line, say_line
 from shardcompute.bench.tensor.chain import end_chain, follow_chain, pick_through_chain
 from shardcompute.collectives import FabricGroup
@@ -132,15 +133,20 @@ def _serve(task: TensorTask, executor: Executor, pick: Pick, groups: Sequence[Fa
 
 
 def _turn(task: TensorTask, executor: Executor, pick: Pick, groups: Sequence[FabricGroup]) -> dict[str, Any]:
-    started_s = time.perf_counter()
+    lan = groups[0].world.fabric if groups else None
+    now_s = time.thread_time if task.counts else time.perf_counter
+    if isinstance(lan, LanFabric):
+        now_s = lan.clock.now_s
+    started_s = now_s()
     tokens = [pick([Segment(1, 0, task.prompt, 1)], np.arange(task.prompt) + 5)]
-    prefill_s = time.perf_counter() - started_s
+    prefill_s = now_s() - started_s
+    spent_s = lan.spent_s if isinstance(lan, LanFabric) else 0.0
     before, worked_s = [group.stats for group in groups], time.process_time()
     seconds = []
     for position in range(task.prompt, task.prompt + task.steps):
-        started_s = time.perf_counter()
+        started_s = now_s()
         tokens.append(pick([Segment(1, position, 1, 1)], np.array(tokens[-1:])))
-        seconds.append(time.perf_counter() - started_s)
+        seconds.append(now_s() - started_s)
     pairs = list(zip((group.stats for group in groups), before, strict=True))
     turn = {
         "prefill_s": prefill_s,
@@ -153,6 +159,8 @@ def _turn(task: TensorTask, executor: Executor, pick: Pick, groups: Sequence[Fab
         / task.steps,
         "sent_bytes": sum(new.bytes_sent - old.bytes_sent for new, old in pairs) / task.steps,
     }
+    if isinstance(lan, LanFabric):
+        turn["exchange_s"] = (lan.spent_s - spent_s) / task.steps
     executor.close_session(1)
     return turn
 

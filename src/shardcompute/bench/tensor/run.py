@@ -1,6 +1,8 @@
 """Runs `bench tensor`: one process, tensor ranks and stages, all loaded at once, which take turns at decoding.
 
-First over the machine's own lines, then, loaded anew over TLS, as if LANs of several round trips were between them.
+First over the machine's own lines, by the clock. Then, loaded anew over TLS, as if each had a machine of its own and
+LANs of several round trips were between them: what they compute is counted in processor time, and what they wait is
+reckoned (`bench.collectives.lan`).
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ _ALONE = TensorArm(1)
 
 @dataclass(frozen=True, slots=True)
 class TensorBench:
-    """`line` is how ranks of this machine meet (see `bench collectives`); each of `rtt_ms` is an emulated LAN
-    besides."""
+    """`line` is how ranks of this machine meet (see `bench collectives`), unless that is left out; each of `rtt_ms` is
+    an emulated LAN besides."""
 
     model: str
     form: str = "native"
@@ -45,6 +47,7 @@ class TensorBench:
     stages: Sequence[int] = (2, 3)
     grids: Sequence[GridShape] = ()
     line: str = "local"
+    has_loopback: bool = True
     rtt_ms: Sequence[float] = ()
     mbit: float = 1000.0
     prompt: int = 32
@@ -60,17 +63,12 @@ class TensorBench:
 
 def run_tensor_bench(bench: TensorBench, say: Say) -> list[Result]:
     """Also whether an arm said what one process says, for as many tokens as it did."""
-    turns = _run_arms(bench, bench.line, (0.0,), say)
+    turns = _run_arms(bench, bench.line, (0.0,), say) if bench.has_loopback else []
     if bench.rtt_ms:
         turns += _run_arms(bench, LAN_LINE, bench.rtt_ms, say)
     labels = {"cores": os.cpu_count(), "steps": bench.steps}
     alone = {each.rtt_ms: each for each in turns if each.arm == _ALONE}
-    results = [
-        result
-        for each in turns
-        if each.arm != _ALONE or not each.rtt_ms
-        for result in arm_results(each, alone[each.rtt_ms], labels)
-    ]
+    results = [result for each in turns for result in arm_results(each, alone[each.rtt_ms], labels)]
     return results + crossovers(turns, labels)
 
 
@@ -96,14 +94,16 @@ def parse_grids(text: str) -> list[GridShape]:
 def _run_arms(bench: TensorBench, line: str, rtts_ms: Sequence[float], say: Say) -> list[ArmTurns]:
     """All arms in turns, by round trip; what else the machine does falls on all of them."""
     with contextlib.ExitStack() as stack:
-        open_arms = [stack.enter_context(_started(bench, arm, line, say)) for arm in bench.arms]
+        open_arms = [
+            stack.enter_context(_started(bench, arm, line, say, is_lan=rtts_ms[0] > 0)) for arm in bench.arms
+        ]
         turns = {
             (each.arm, rtt_ms): ArmTurns(each.arm, rtt_ms, loaded=each.loaded)
             for rtt_ms in rtts_ms
             for each in open_arms
         }
         for turn in range(-1, bench.rounds):
-            for rtt_ms in rtts_ms:
+            for rtt_ms in rtts_ms if turn >= 0 else rtts_ms[:1]:
                 say(f"turn {turn + 1} of {bench.rounds}{f', {rtt_ms:g} ms' if rtt_ms else ''}")
                 for each in open_arms:
                     each.lan.become(rtt_ms, bench.mbit)
@@ -131,7 +131,9 @@ class _OpenArm:
 
 
 @contextlib.contextmanager
-def _started(bench: TensorBench, arm: TensorArm, line: str, say: Say) -> Iterator[_OpenArm]:
+def _started(
+    bench: TensorBench, arm: TensorArm, line: str, say: Say, *, is_lan: bool = False
+) -> Iterator[_OpenArm]:
     say(f"loading {arm.name}")
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sc-")))
@@ -141,7 +143,8 @@ def _started(bench: TensorBench, arm: TensorArm, line: str, say: Say) -> Iterato
                 ranks=arm.ranks,
                 line=line,
                 url=rank_url(line),
-                lan=str(folder / "lan") if line == LAN_LINE else "",
+                lan=str(folder / "lan") if is_lan else "",
+                counts=is_lan,
                 folder=str(folder),
                 model=bench.model,
                 form=bench.form,

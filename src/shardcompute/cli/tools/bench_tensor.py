@@ -29,6 +29,11 @@ def tensor(
     rtt_ms: Annotated[
         str, typer.Option(help="Round trips of emulated LANs in milliseconds, separated by commas.")
     ] = "",
+    loopback: Annotated[
+        bool,
+        typer.Option(help="Measure by the clock between processes, on a machine that does nothing else."),
+    ] = True,
+    prompt: Annotated[int, typer.Option(min=2, help="Tokens of the prompt.")] = 32,
     steps: Annotated[int, typer.Option(min=1, help="Tokens in a turn.")] = 32,
     rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 5,
     plot: Annotated[
@@ -57,6 +62,8 @@ def tensor(
             exchanges=parse_exchanges(exchanges),
             grids=parse_grids(grid),
             stages=[int(part) for part in stages.split(",") if part],
+            has_loopback=loopback,
+            prompt=prompt,
             rtt_ms=[float(part) for part in rtt_ms.split(",") if part],
             steps=steps,
             rounds=rounds,
