@@ -18,9 +18,10 @@ class HealthPolicy(Struct, frozen=True):
     lost_after_reset_s: float = 0.5
     """A control link that was reset, and a neighbour that cannot reach the machine either, mean a dead process: how
     long we wait for it to dial again. Without such a neighbour, as long as after a last heartbeat."""
-    given_up_after_s: float = 10.0
+    given_up_after_s: float = 45.0
     """How long a machine that is silent, and no more than that, is waited for where no other can take its place:
-    heartbeats may be held up on a full line behind its own work, and losing it would only cost what it holds."""
+    heartbeats may be held up on a full line behind its own work, a laptop may sleep for half a minute or change its
+    network, and losing it would only cost what it holds."""
     accusers: int = 2
     """How many neighbours must report a broken link before we suspect the machine behind it."""
     restart_grace_s: float = 10.0

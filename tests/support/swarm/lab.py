@@ -88,8 +88,8 @@ SPREAD = PlacementPolicy(
     latency_weight=0.0, machine_price=0.0, min_gain=1e9, tensor_min_gain=1e9, least_lifetime_s=0.0
 )
 """Every machine takes part, whatever room it has."""
-HURRIED = HealthPolicy(restart_grace_s=2.0)
-"""Who is missing after the coordinator started again is soon given up."""
+HURRIED = HealthPolicy(restart_grace_s=2.0, given_up_after_s=10.0)
+"""Who is missing, or silent where nobody can take over, is soon given up."""
 DEADLINE_S = 45.0
 
 

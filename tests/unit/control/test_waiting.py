@@ -44,8 +44,10 @@ def test_nobody_can_stand_in_so_nothing_is_given_up(serving: Callable[..., Any])
 
 def test_it_is_given_up_in_the_end(serving: Callable[..., Any]) -> None:
     cluster = serving(500, 500)
-    hear(cluster, 10.0, "a")
-    assert decisions(cluster, 10.0) == ["NodeSuspected", "NodeLost", "ChainBroken"]
+    hear(cluster, 44.0, "a")
+    assert decisions(cluster, 44.0) == ["NodeSuspected"]
+    hear(cluster, 45.0, "a")
+    assert decisions(cluster, 45.0) == ["NodeLost", "ChainBroken"]
 
 
 def test_as_soon_as_somebody_can_stand_in_it_is_lost(serving: Callable[..., Any]) -> None:
