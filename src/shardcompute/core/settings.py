@@ -2,7 +2,7 @@
 
     SHARDCOMPUTE_HOME                        where models and state are kept
     SHARDCOMPUTE_HUB_URL, HF_ENDPOINT        address of the hub or of a mirror
-    SHARDCOMPUTE_DHT                         nodes (host:port, commas between) of a hash table by which clusters are found
+    SHARDCOMPUTE_DHT                         nodes (host:port, commas between) of a hash table to find clusters by
     SHARDCOMPUTE_DHT_PORT                    UDP port at which a coordinator is such a node; by default 7422
     SHARDCOMPUTE_HUB_MIRRORS                 further mirrors that workers read weights from, with commas between
     SHARDCOMPUTE_DOWNLOAD_RATE               bytes a second that a worker reads from hub and mirrors at most
