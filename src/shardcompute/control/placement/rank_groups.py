@@ -99,21 +99,24 @@ def _memory_bytes(
     model: Model, members: Sequence[NodeCapacity], weights: tuple[int, ...], exchange: Exchange
 ) -> int:
     """How large a stage may be, as if it were on one machine, for every rank to have memory for its share of it. What
-    each needs whatever its share is (scratch, room for logits) is taken off first."""
+    each needs whatever its share is (scratch, room for logits) is taken off first, and so are its rows of an embedding
+    that one machine would leave in its file."""
     rooms = []
     for rank, offer in enumerate(members):
         whole = sizes_of(model).on(offer.holding)
-        share = largest_share(whole, sums_of(model, offer.holding, RankPlace(rank, weights, exchange)))
+        own = sums_of(model, offer.holding, RankPlace(rank, weights, exchange))
         common_bytes = whole.overhead_bytes + whole.head_scratch_bytes
-        rooms.append(common_bytes + int((offer.memory_bytes - common_bytes) / share))
+        table_bytes = own.embedding_bytes if own.embedding_bytes > whole.embedding_bytes else 0
+        left_bytes = offer.memory_bytes - common_bytes - table_bytes
+        rooms.append(common_bytes + int(left_bytes / largest_share(whole, own)))
     return max(0, min(rooms))
 
 
 def largest_share(whole: HeldSums, own: HeldSums) -> float:
-    """Of any layer, of the embedding or of the head, the most that a rank holds."""
+    """Of any layer, of the embedding (unless it is held by ranks alone) or of the head, the most that a rank holds."""
     layers = zip(pairwise(own.memory_before), pairwise(whole.memory_before), strict=True)
     ends = (
-        (own.embedding_bytes, whole.embedding_bytes),
+        (min(own.embedding_bytes, whole.embedding_bytes), whole.embedding_bytes or 1),
         (own.head_bytes - own.head_scratch_bytes, whole.head_bytes - whole.head_scratch_bytes),
     )
     return max(

@@ -15,7 +15,7 @@ from shardcompute.control.events import (
     ShardFailed,
     ShardLoaded,
 )
-from shardcompute.control.placement.parallelism import AUTO
+from shardcompute.control.placement.parallelism import AUTO, Parallelism
 from shardcompute.control.sizes import sums_of, weights_part
 from shardcompute.control.state import Assignment, Model, RankPlace, RankSeat, covers, is_loaded
 from shardcompute.models.tensor_share import split_tensors
@@ -156,3 +156,13 @@ def test_rows_of_an_embedding_that_stays_in_its_file_are_counted(tiny: Model) ->
     share = sums_of(tiny, "onnx/cpu", RankPlace(0, (1, 1), "gather"))
     assert held.table_bytes > 0
     assert share.embedding_bytes >= 0.4 * held.table_bytes
+
+
+def test_an_embedding_that_only_ranks_hold_keeps_nobody_from_being_one(cluster: Cluster, tiny: Model) -> None:
+    assert sums_of(tiny, "onnx/cpu").embedding_bytes < sums_of(tiny, "onnx/cpu").table_bytes
+    for node in ("a", "b"):
+        cluster.join(node, 1 << 30, exactness="onnx-1.0/float32/avx2", holding="onnx/cpu")
+    cluster.tell(ModelRequested(tiny, parallel=Parallelism(tp=2)))
+    cluster.settle()
+    [chain] = cluster.state.live_chains()
+    assert len(chain.stages[0].ranks) == 2
