@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -63,7 +62,8 @@ class WorkerKeeper:
     def stop(self) -> None:
         if self._process is None or self._process.poll() is not None:
             return
-        self._process.send_signal(signal.SIGINT)
+        # Ray's own processes ignore SIGINT, and so do those that they start.
+        self._process.terminate()
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
