@@ -87,7 +87,8 @@ class Model:
 
 
 def _requests(tokenizer: Tokenizer) -> dict[str, GenerationRequest]:
-    """Short, long, and three that grow over the edge of a page while they answer; one in two scores its prompt."""
+    """Short, long, and two that grow over the edge of a page while they answer, these also sampled: eight in all. One
+    in two of the greedy ones scores its prompt."""
     ids = {prompt.name: prompt.encode(tokenizer) for prompt in PROMPTS}
     prompts = {
         "capital": ids["capital"],
@@ -103,6 +104,7 @@ def _requests(tokenizer: Tokenizer) -> dict[str, GenerationRequest]:
         )
         for number, (name, prompt) in enumerate(prompts.items())
         for kind, sampling in SAMPLINGS.items()
+        if kind == "greedy" or name.startswith("edge")
     }
 
 
