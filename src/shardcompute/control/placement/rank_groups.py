@@ -98,30 +98,28 @@ def can_divide(terms: TensorTerms, weights: tuple[int, ...], exchange: Exchange)
 def _memory_bytes(
     model: Model, members: Sequence[NodeCapacity], weights: tuple[int, ...], exchange: Exchange
 ) -> int:
-    """How large a stage may be, as if it were on one machine, for every rank to have memory for its share of it. What
-    each needs whatever its share is (scratch, room for logits) is taken off first, and so are its rows of an embedding
-    that one machine would leave in its file."""
+    """How large a stage may be, as if it were on one machine, for every rank to have memory for its share of it."""
     rooms = []
     for rank, offer in enumerate(members):
         whole = sizes_of(model).on(offer.holding)
         own = sums_of(model, offer.holding, RankPlace(rank, weights, exchange))
-        common_bytes = whole.overhead_bytes + whole.head_scratch_bytes
-        table_bytes = own.embedding_bytes if own.embedding_bytes > whole.embedding_bytes else 0
-        left_bytes = offer.memory_bytes - common_bytes - table_bytes
-        rooms.append(common_bytes + int(left_bytes / largest_share(whole, own)))
+        rooms.append(stage_room_bytes(whole, own, offer.memory_bytes))
     return max(0, min(rooms))
 
 
-def largest_share(whole: HeldSums, own: HeldSums) -> float:
-    """Of any layer, of the embedding (unless it is held by ranks alone) or of the head, the most that a rank holds."""
+def stage_room_bytes(whole: HeldSums, own: HeldSums, memory_bytes: int) -> int:
+    """For how large a stage a rank has memory. What it needs whatever its share is (scratch, room for logits), and what
+    it holds of the ends beyond its share of layers (a table that one machine leaves in its file), is taken off."""
     layers = zip(pairwise(own.memory_before), pairwise(whole.memory_before), strict=True)
+    share = max((b - a) / max(1, d - c) for (a, b), (c, d) in layers)
     ends = (
-        (min(own.embedding_bytes, whole.embedding_bytes), whole.embedding_bytes or 1),
-        (own.head_bytes - own.head_scratch_bytes, whole.head_bytes - whole.head_scratch_bytes),
+        own.embedding_bytes - share * whole.embedding_bytes,
+        (own.head_bytes - own.head_scratch_bytes) - share * (whole.head_bytes - whole.head_scratch_bytes),
+        share * whole.shared_bytes - own.shared_bytes,
     )
-    return max(
-        *((b - a) / max(1, d - c) for (a, b), (c, d) in layers), *(part / max(1, all) for part, all in ends)
-    )
+    common_bytes = whole.overhead_bytes + whole.head_scratch_bytes
+    left_bytes = memory_bytes - common_bytes - sum(max(0.0, each) for each in ends)
+    return common_bytes + int(left_bytes / share)
 
 
 def _held_by_all(members: Sequence[NodeCapacity]) -> tuple[tuple[int, int], ...]:

@@ -10,9 +10,9 @@ import pytest
 from shardcompute.control import NodeCapacity, Placement, PlacementPolicy, Request, place, place_chains
 from shardcompute.control.placement.cost_model import score
 from shardcompute.control.placement.parallelism import AUTO, Parallelism, parse_parallelism
-from shardcompute.control.placement.rank_groups import choose_weights, offers_of, seat_ranks
-from shardcompute.control.sizes import sums_of
-from shardcompute.control.state import Assignment, MeasuredLink, RankSeat
+from shardcompute.control.placement.rank_groups import choose_weights, offers_of, seat_ranks, stage_room_bytes
+from shardcompute.control.sizes import sizes_of, sums_of
+from shardcompute.control.state import Assignment, MeasuredLink, RankPlace, RankSeat
 from support.models.plain_model import LAYERS, ranked_model
 
 GIB = 1 << 30
@@ -187,3 +187,15 @@ def test_a_stage_whose_ranks_are_cut_off_is_worth_nothing() -> None:
     assert offers_of(replace(known, links=closed)).find(stage) is None
     assert score(replace(known, links=closed), [stage]).score == 0
     assert all(len(members) == 1 for members in shape(placed(replace(known, links=closed))))
+
+
+def test_a_table_that_one_machine_leaves_in_its_file_takes_memory_of_ranks() -> None:
+    own = sums_of(MODEL, "", RankPlace(0, (1, 1)))
+    whole = replace(sizes_of(MODEL).on(""), embedding_bytes=0)
+    memory_bytes = 300_000_000
+    room_bytes = stage_room_bytes(whole, own, memory_bytes)
+    assert room_bytes > memory_bytes, "half of every layer takes half"
+    for start in range(LAYERS):
+        for stop in range(start + 1, LAYERS + 1):
+            if whole.memory_bytes(start, stop) <= room_bytes:
+                assert own.memory_bytes(start, stop) <= memory_bytes
