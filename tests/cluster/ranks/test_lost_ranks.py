@@ -71,6 +71,7 @@ def test_a_link_between_ranks_breaks_and_the_group_goes_on(
         lab.wait_quiet()
 
 
+@pytest.mark.long
 def test_a_link_between_ranks_that_stays_broken(tmp_path: Path, tiny: Path, alone: Alone) -> None:
     with swarm(tmp_path, tiny, layers=ROOMS, parallel=AUTO) as lab:
         stages = reshape(lab, [[1, 1]])
