@@ -38,7 +38,9 @@ from shardcompute.node.admin.views import (
     StageView,
     TokenView,
 )
+from shardcompute.node.telemetry.audit import AuditLog
 from shardcompute.node.telemetry.history_store import EventTone, EventView, HistoryRange, HistoryStore
+from shardcompute.node.telemetry.quota import QuotaLedger
 from shardcompute.node.telemetry.request_log import RequestView, StageShare
 from shardcompute.node.telemetry.usage import UsageCounter, UsageReport, UsageView
 
@@ -89,6 +91,8 @@ class Crowd:
             )
         self._feed = Feed(lambda: self.view, pause_s=0.02)
         self.history = KeptHistory()
+        self.quota = QuotaLedger()
+        self.audit = AuditLog(None)
         self.orders: list[tuple[str, bool]] = []
         """Models that were to be loaded, and whether others may give way."""
         self.in_the_way = ""
@@ -166,7 +170,9 @@ class Crowd:
     def catalogue(self) -> tuple[CatalogueEntry, ...]:
         return (CatalogueEntry(model="smollm2", name="SmolLM2", size_bytes=98 * MIB, is_here=True),)
 
-    def plan(self, model: str, form: str, chains: int, *, kv_type: str | None = None) -> PlanView:
+    def plan(
+        self, model: str, form: str, chains: int, *, kv_type: str | None = None, parallel: object = None
+    ) -> PlanView:
         stage = PlannedStage(
             node="n00", name="machine-00", start=0, stop=32, memory_bytes=MIB, predicted_s=0.01
         )
@@ -192,6 +198,7 @@ class Crowd:
         via_coordinator: bool = False,
         kv_type: str | None = None,
         adapters: object = None,
+        parallel: object = None,
     ) -> FetchView:
         self.orders.append((model, replaces))
         if self.in_the_way and not replaces:
