@@ -44,8 +44,11 @@ def return_freed_memory() -> None:
 def release_code() -> None:
     """Let go of the code of libraries: what starting and loading ran, and nothing runs again, is a third of it. The
     rest is found again in the system's own memory of the file, page by page, when it is next run."""
-    if sys.platform != "linux":
-        return
+    if sys.platform == "linux":
+        _release_code()
+
+
+def _release_code() -> None:
     libc = ctypes.CDLL(None)
     advise = getattr(libc, "madvise", None)
     if advise is None:
