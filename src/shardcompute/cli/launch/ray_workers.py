@@ -29,11 +29,10 @@ class WorkerKeeper:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def version(self) -> str:
-        return VERSION
-
-    def start(self, token: str, options: list[str], folder: str, timeout_s: float) -> str:
-        """ "" once the worker serves, or why it does not."""
+    def start(self, release: str, token: str, options: list[str], folder: str, timeout_s: float) -> str:
+        """ "" once the worker serves, or why it does not. `release` is that of whoever asks."""
+        if release != VERSION:
+            return f"it has release {VERSION}, and who launches it {release}: install the same on both"
         place = Path(folder).expanduser() if folder else Path(tempfile.mkdtemp(prefix="shardcompute-ray-"))
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = place / "launch.log"
@@ -123,7 +122,7 @@ def start_workers(
             max_concurrency=2,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False),
         ).remote()
-        begun.append((host, actor, actor.start.remote(token, list(options), folder, timeout_s)))
+        begun.append((host, actor, actor.start.remote(VERSION, token, list(options), folder, timeout_s)))
     for host, actor, answer in begun:
         error = _answer(ray, answer, timeout_s + _STOP_S)
         if error:

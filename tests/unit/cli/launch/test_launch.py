@@ -14,6 +14,7 @@ import pytest
 
 from shardcompute.cli.launch.hosts import LaunchHost, parse_hosts, read_hosts
 from shardcompute.cli.launch.invitation import parse_options
+from shardcompute.cli.launch.ray_workers import WorkerKeeper
 from shardcompute.cli.launch.slurm_job import SlurmJob
 from shardcompute.cli.launch.ssh_host import SshLauncher
 from shardcompute.core.errors import CapacityError, SourceError, UsageError
@@ -224,3 +225,9 @@ def test_slurm_that_refuses(tmp_path: Path) -> None:
         job.submit(TOKEN, sbatch=str(refusing))
     with pytest.raises(UsageError, match="is no option of sbatch"):
         SlurmJob(tmp_path, 1, directives=("--x\n#SBATCH y",))
+
+
+def test_a_ray_node_of_another_release_starts_nothing(tmp_path: Path) -> None:
+    said = WorkerKeeper().start("0.0.0", "sc1.token", [], str(tmp_path / "place"), 1.0)
+    assert "release" in said
+    assert not (tmp_path / "place").exists()
