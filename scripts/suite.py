@@ -19,13 +19,14 @@ ROOT = Path(__file__).parents[1]
 KNOWN_FLAKY = ROOT / "tests" / "known_flaky.txt"
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 IN_PROCESS = (
-    "tests/unit",
-    "tests/property",
-    "tests/parity",
     "tests/cluster",
+    "tests/parity",
     "tests/hostile",
+    "tests/property",
     "tests/compat",
+    "tests/unit",
 )
+"""Files of few long tests first: a job that gets one of them last keeps the others waiting for it."""
 STARTING_OTHERS = ("tests/docs", "tests/process", "tests/ui")
 MOST_JOBS = 4
 MOST_FLAKY = 3
@@ -61,7 +62,7 @@ def main() -> int:
 
 def side_by_side(jobs: int) -> list[str]:
     """By file: tests of a file share what it costs to open a model or to start a cluster."""
-    return ["-n", str(jobs), "--dist", "loadfile"]
+    return ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def run(arguments: Sequence[str], surroundings: dict[str, str] | None = None) -> int:

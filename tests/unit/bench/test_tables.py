@@ -64,9 +64,20 @@ def test_swarm_has_a_row_for_each_measure_and_its_arms_side_by_side() -> None:
     assert all(len(line.split()) == 4 for line in lines[start + 1 : start + 4])
 
 
+NEWER = {
+    "max_tokens": 160,
+    "temperature": 0.0,
+    "speedup_low": 1.23,
+    "speedup_high": 2.34,
+    "speedup_unlooped": 1.67,
+    "loop_share": 0.1,
+}
+"""What the runs that are kept were not asked for yet."""
+
+
 def test_wan_fits_a_terminal() -> None:
     for name in ("wan-80ms", "wan-20-200ms"):
-        summaries = [Summary(**each) for each in recorded(name)["summaries"]]
+        summaries = [Summary(**{**NEWER, **each}) for each in recorded(name)["summaries"]]
         text = render_summaries(summaries)
         check_width(text)
         for summary in summaries:

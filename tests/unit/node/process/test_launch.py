@@ -32,7 +32,7 @@ class _Cluster:
         self.state.nodes["w"] = _WORKER
         return "model"
 
-    def serve_prepared(self, prepared: str, *, chains: int, stages: int | None) -> None:
+    def serve_prepared(self, prepared: str, *, chains: int, parallel: object) -> None:
         self.done.append(f"served {prepared} by {len(self.state.nodes)}")
 
 
