@@ -15,6 +15,7 @@ from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.state import (
     Assignment,
     ClusterState,
+    HeldDraftHead,
     LayerShape,
     Model,
     NodeDescription,
@@ -49,14 +50,15 @@ class NodeJoined(NodeDescription, frozen=True, tag=True, kw_only=True):
 
 
 class NodeSeen(Struct, frozen=True, tag=True):
-    """A heartbeat, with what the node's process takes of its machine's memory (0: it does not say), and what
-    conversations take of its KV memory."""
+    """A heartbeat, with what the node's process takes of its machine's memory (0: it does not say), what conversations
+    take of its KV memory, and how it stands with draft heads."""
 
     node: str
     incarnation: int
     now_s: float
     resident_bytes: int = 0
     kv_used_bytes: int = 0
+    draft_heads: tuple[HeldDraftHead, ...] = ()
 
 
 class NodeMeasured(Struct, frozen=True, tag=True, kw_only=True):

@@ -38,6 +38,15 @@ class Holding(Struct, frozen=True):
     stop: int
 
 
+class HeldDraftHead(Struct, frozen=True):
+    """How a chain's last stage stands with the draft head of its model: it takes so many bytes and drafts or, where
+    `problem` says why, it does not. Neither: it is being loaded."""
+
+    chain: str
+    size_bytes: int = 0
+    problem: str = ""
+
+
 class RankPlace(Struct, frozen=True):
     """A machine's part in a stage that several compute together: which rank it is, by which weights the work is shared
     out among all ranks, and how they exchange."""
@@ -219,6 +228,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     """What conversations fill of the KV memory that it has reserved."""
     resident_bytes: int = 0
     """What its process takes of the machine's memory, everything counted; 0: it does not say."""
+    draft_heads: tuple[HeldDraftHead, ...] = ()
+    """Of the chains whose last layers it has."""
     accusers: tuple[str, ...] = ()
     status_reason: str = ""
     layer_times: tuple[LayerTime, ...] = ()

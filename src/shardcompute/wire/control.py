@@ -29,6 +29,7 @@ Doors: TypeAlias = Annotated[
 """URLs of one relay, the one to prefer first."""
 MOST_USAGE_ROWS = 64
 MOST_CONTROL_URLS = 8
+MOST_DRAFT_HEADS = 32
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag=20):
@@ -51,6 +52,15 @@ class Registered(msgspec.Struct, frozen=True, array_like=True, tag=21):
     control_urls: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_CONTROL_URLS)] = ()
 
 
+class DraftHeadReport(msgspec.Struct, frozen=True, array_like=True):
+    """How a last stage stands with the draft head of its model: it takes so many bytes and drafts or, where `problem`
+    says why, it does not. Neither: it is being loaded."""
+
+    chain: Name
+    size_bytes: Number = 0
+    problem: Text = ""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=22):
     """`resident_bytes` is what the node's process takes of its machine's memory (0: it does not say), `kv_used_bytes`
     what conversations fill of the KV memory that it has reserved."""
@@ -58,6 +68,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=22):
     incarnation: Number
     resident_bytes: Number = 0
     kv_used_bytes: Number = 0
+    draft_heads: Annotated[tuple[DraftHeadReport, ...], msgspec.Meta(max_length=MOST_DRAFT_HEADS)] = ()
 
 
 class HeartbeatHeard(msgspec.Struct, frozen=True, array_like=True, tag=29):

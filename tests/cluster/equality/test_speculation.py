@@ -11,6 +11,7 @@ import pytest
 
 from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.admin.view_builder import view_chains
 from support.models.drafters import Oracle
 from support.models.requests import greedy, mixture, prompts, sampled
 from support.swarm.lab import SPREAD, Alone, LabSwarm, swarm
@@ -82,6 +83,19 @@ def assert_same(
         talks = [(request, lab.start(conformance.ask(request, wish))) for request, wish in batch]
         for request, talk in talks:
             assert talk.result() == conformance.alone.answer(request)
+
+
+def test_the_cluster_knows_which_drafters_are_at_work(lab: LabSwarm) -> None:
+    """The last stage tells of its draft head with heartbeats; all others have none to tell of."""
+
+    def at_work() -> dict[str, str]:
+        (chain,) = view_chains(lab.state, 0.0, {}, {}, {"tiny"})
+        return {each.drafter: each.state for each in chain.drafters}
+
+    everyone = dict.fromkeys(("ngram", "head", "model"), "at work")
+    lab.wait_until(lambda: at_work() == everyone, lambda: f"all drafters at work: {at_work()}")
+    last = lab.chain().stages[-1].node
+    assert [node.id for node in lab.state.nodes.values() if node.draft_heads] == [last]
 
 
 @pytest.mark.parametrize("kind", [greedy, sampled])

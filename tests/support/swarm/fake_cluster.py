@@ -113,6 +113,9 @@ class FakeSwarm:
         """Those that are open; nobody asks these for more than whether they see."""
         return ()
 
+    def models_with_draft_head(self) -> set[str]:
+        return set()
+
     def serves(self, model: str) -> bool:
         return model not in self.unopened
 

@@ -244,6 +244,7 @@ def _health(cluster: ClusterHealth) -> Iterator[tuple[MetricRow, Values]]:
     yield table.LINK_RTT, {(link.a, link.b): link.rtt_s for link in cluster.links if link.is_open}
     yield table.LINKS_OPEN, {(link.a, link.b): link.is_open for link in cluster.links}
     yield table.LINK_RUNG, {(link.a, link.b, link.rung): 1 for link in cluster.links if link.is_open}
+    yield table.DRAFTERS, {(*labels, state): 1 for labels, state in cluster.drafters.items()}
     yield table.WEIGHTS_SENT, _by_name(cluster.weights_sent_bytes)
     yield table.UNRECORDED, {(): cluster.unrecorded}
 

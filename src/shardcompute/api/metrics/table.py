@@ -237,6 +237,12 @@ LINK_RUNG = MetricRow(
     ("a", "b", "rung"),
     "1 for the way on which two nodes reach each other: local, direct, callback, punched or relayed.",
 )
+DRAFTERS = MetricRow(
+    ("shardcompute_drafters",),
+    "gauge",
+    ("chain", "drafter", "state"),
+    "1 for what guesses tokens for a chain: at work, loading, or missing though its model has it.",
+)
 WEIGHTS_SENT = MetricRow(
     ("shardcompute_weights_sent_bytes_total",),
     "counter",
@@ -312,6 +318,7 @@ GROUPS: tuple[MetricGroup, ...] = (
             LINK_RTT,
             LINKS_OPEN,
             LINK_RUNG,
+            DRAFTERS,
             WEIGHTS_SENT,
             UNRECORDED,
         ),

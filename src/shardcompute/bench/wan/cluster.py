@@ -28,6 +28,7 @@ from shardcompute.sim import EmulatedNetwork
 
 _READY_S = 240.0
 _ANSWER_S = 600.0
+_DRAFTERS_S = 60.0
 _TOKEN = re.compile(r"shardcompute join (sc1\.\S+)")
 
 
@@ -89,6 +90,11 @@ class WanCluster:
         names = {node["id"]: node["name"] for node in state["nodes"]}
         ready = [chain for chain in state["chains"] if chain["status"] == "ready"]
         return [names[stage["node"]] for stage in ready[0]["stages"]] if ready else []
+
+    def drafters(self) -> list[dict[str, Any]]:
+        """What guesses tokens for the chain that serves, as `node.admin.drafters` tells it."""
+        ready = [chain for chain in self.state()["chains"] if chain["status"] == "ready"]
+        return list(ready[0]["drafters"]) if ready else []
 
     def tokenize(self, text: str) -> list[int]:
         with self._client() as client:
@@ -244,3 +250,18 @@ def _await_ready(cluster: WanCluster, stages: int, folder: Path) -> None:
     raise BackendError(
         f"no chain of {stages} stages became ready in {_READY_S:g} s: {last_words(folder / 'coordinator.log')}"
     )
+
+
+def await_drafters(cluster: WanCluster) -> None:
+    """A chain serves before its last stage drafts. One that does not although it should would be measured as if it did:
+    BackendError."""
+    deadline = time.monotonic() + _DRAFTERS_S
+    while True:
+        idle = [each for each in cluster.drafters() if each["state"] != "at work"]
+        if not idle:
+            return
+        if idle[0]["state"] == "missing" or time.monotonic() > deadline:
+            raise BackendError(
+                f"a drafter is not at work: {idle[0]['text']}", hint="give workers more with --max-memory"
+            )
+        time.sleep(0.1)

@@ -210,6 +210,7 @@ def outcome_json(outcome: WanOutcome, settings: Mapping[str, Any]) -> dict[str, 
         "settings": dict(settings),
         "emulator": outcome.emulator,
         "stages": list(outcome.stages),
+        "drafters": list(outcome.drafters),
         "summaries": [asdict(summary) for summary in summarise(outcome.rows)],
         "mismatches": [asdict(mismatch) for mismatch in outcome.mismatches],
         # Answers quote their prompts, and whose data those are is not ours to decide: a digest tells them apart.

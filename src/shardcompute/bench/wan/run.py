@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcompute.bench.report import Say
-from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing, wan_cluster
+from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing, await_drafters, wan_cluster
 from shardcompute.bench.wan.prompts import BenchPrompt, read_prompts, sample_prompts
 from shardcompute.core.errors import UsageError
 from shardcompute.sim import (
@@ -131,6 +131,8 @@ class WanOutcome:
     rows: Sequence[Row]
     mismatches: Sequence[Mismatch]
     stages: Sequence[str]
+    drafters: Sequence[str] = ()
+    """Which were at work, with how they had fared at the end."""
 
 
 def run_wan_bench(bench: WanBench, say: Say) -> WanOutcome:
@@ -138,13 +140,16 @@ def run_wan_bench(bench: WanBench, say: Say) -> WanOutcome:
     with emulated_homes(bench.workers, bench.emulator) as network:
         say(f"starting a cluster on {len(network.machines)} machines ({network.emulator})")
         with wan_cluster(network, _with_drafters(bench)) as cluster:
+            if {"head", "auto"}.intersection(bench.arms):
+                await_drafters(cluster)
             stages = cluster.stage_machines()
             rows: list[Row] = []
             for ring_ms in bench.ring_ms:
                 topology = ring_topology(len(network.machines), ring_ms, bench.mbit)
                 network.impose(initial_conditions(topology, network.machines))
                 rows += _measure_ring(bench, cluster, prompts, ring_ms, say)
-    return WanOutcome(str(network.emulator), rows, find_mismatches(rows), stages)
+            drafters = [each["text"] for each in cluster.drafters()]
+    return WanOutcome(str(network.emulator), rows, find_mismatches(rows), stages, drafters)
 
 
 def _with_drafters(bench: WanBench) -> WanServing:

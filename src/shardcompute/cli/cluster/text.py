@@ -168,6 +168,8 @@ def _describe_chain(
         yield f"  {standby.named(names)} stands by for layers {standby.start} to {standby.stop - 1}{_percent(standby)}"
     yield from wrapped(chain.bottleneck, width)
     yield from wrapped(chain.driver_host_reason, width)
+    if chain.drafters:
+        yield from wrapped(f"drafts: {'; '.join(each.text for each in chain.drafters)}", width)
     if chain.last_move:
         yield from wrapped(f"{'moving' if chain.is_moving else 'last move'}: {chain.last_move}", width)
     if any(driver.node in names and driver.node != chain.driver_host for driver in chain.drivers):

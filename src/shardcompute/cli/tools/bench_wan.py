@@ -153,7 +153,8 @@ def _numbers(text: str, option: str, *, is_whole: bool = False) -> list[str]:
 def _show(outcome: WanOutcome) -> None:
     from shardcompute.bench.wan.report import render_summaries, summarise
 
-    typer.echo(f"{len(outcome.stages)} stages, {outcome.emulator}\n")
+    typer.echo(f"{len(outcome.stages)} stages, {outcome.emulator}")
+    typer.echo(f"drafts: {'; '.join(outcome.drafters) or 'none'}\n")
     typer.echo(render_summaries(summarise(outcome.rows)))
 
 

@@ -153,6 +153,7 @@ def _see(state: ClusterState, event: happened.NodeSeen) -> ClusterState:
             accusers=(),
             resident_bytes=event.resident_bytes or node.resident_bytes,
             kv_used_bytes=event.kv_used_bytes,
+            draft_heads=event.draft_heads,
             last_seen_s=seen_s,
             lease_until_s=seen_s + state.health.lost_after_s,
         ),

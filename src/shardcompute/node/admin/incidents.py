@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from shardcompute.control.state import ChainStatus, ClusterState, NodeStatus
+from shardcompute.node.admin.drafters import view_drafters
 from shardcompute.node.admin.view_builder import view_links, view_nodes
 from shardcompute.node.admin.views import LinkView, NodeView
 
@@ -41,6 +42,8 @@ class ClusterHealth:
     """By the node that they went to."""
     unrecorded: int = 0
     """Changes that the journal does not hold yet."""
+    drafters: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """By chain and drafter, whether it is at work."""
 
 
 class IncidentLog:
@@ -96,4 +99,9 @@ def view_health(
         incidents=incidents,
         weights_sent_bytes=weights_sent_bytes,
         unrecorded=unrecorded,
+        drafters={
+            (chain.id, each.drafter): each.state
+            for chain in state.live_chains()
+            for each in view_drafters(state, chain)
+        },
     )

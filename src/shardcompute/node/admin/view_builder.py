@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from shardcompute.backends.exactness import is_mixed
@@ -33,6 +34,7 @@ from shardcompute.control.state import (
     is_loaded,
     loaded_fraction,
 )
+from shardcompute.node.admin.drafters import view_drafters
 from shardcompute.node.admin.views import (
     CachedLayers,
     ChainView,
@@ -55,6 +57,8 @@ from shardcompute.node.admin.views import (
 from shardcompute.wire import StageTiming
 
 Timings = Mapping[str, Sequence[StageTiming]]
+Routers = Mapping[str, Mapping[str, float]]
+"""By chain, what its router of drafts has measured."""
 
 
 def view_nodes(state: ClusterState, now_s: float) -> tuple[NodeView, ...]:
@@ -262,9 +266,23 @@ def _view_model(
     )
 
 
-def view_chains(state: ClusterState, now_s: float, timings: Timings) -> tuple[ChainView, ...]:
-    """Chains that are not retired."""
-    return tuple(_view_chain(state, chain, now_s, timings.get(chain.id, ())) for chain in state.live_chains())
+def view_chains(
+    state: ClusterState,
+    now_s: float,
+    timings: Timings,
+    routers: Routers = MappingProxyType({}),
+    with_draft_head: Collection[str] = (),
+) -> tuple[ChainView, ...]:
+    """Chains that are not retired. `with_draft_head` are the models whose last stages are to draft."""
+    return tuple(
+        replace(
+            _view_chain(state, chain, now_s, timings.get(chain.id, ())),
+            drafters=view_drafters(
+                state, chain, routers.get(chain.id, {}), has_draft_head=chain.model in with_draft_head
+            ),
+        )
+        for chain in state.live_chains()
+    )
 
 
 def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequence[StageTiming]) -> ChainView:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from shardcompute.control.explain import ModelStatus
 from shardcompute.control.state import ChainStatus, NodeRole, NodeStatus
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
+from shardcompute.node.admin.drafters import DrafterView
 from shardcompute.node.telemetry.history_store import EventView
 
 ServingStatus = ModelStatus | Literal["unloading"]
@@ -286,6 +287,8 @@ class ChainView:
     """In words, what its stages' classes promise."""
     is_mixed: bool = False
     """Its stages are of several exactness classes."""
+    drafters: tuple[DrafterView, ...] = ()
+    """What guesses tokens for it, and what was meant to and does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from shardcompute.control.events import (
     ShardFailed,
     decode_event,
 )
-from shardcompute.control.state import COORDINATOR
+from shardcompute.control.state import COORDINATOR, HeldDraftHead
 from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError, UsageError
 from shardcompute.core.fields import shorten
@@ -193,7 +193,11 @@ class ControlServer:
             if self._lead().epoch and self._coordinator.may_act:
                 self._registry.offer(pump, HeartbeatHeard())
             beat = (message.incarnation, 0.0, message.resident_bytes, message.kv_used_bytes)
-            self._apply_later(node, NodeSeen(node, *beat))
+            heads = tuple(
+                HeldDraftHead(each.chain, each.size_bytes, shorten(each.problem))
+                for each in message.draft_heads
+            )
+            self._apply_later(node, NodeSeen(node, *beat, heads))
         elif isinstance(message, NodeEvent):
             self._receive_event(node, pump, decode_event(message.event))
         elif isinstance(message, CommandReply):

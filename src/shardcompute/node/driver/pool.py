@@ -306,6 +306,11 @@ class DriverPool:
             for each in models
         )
 
+    def models_with_draft_head(self) -> set[str]:
+        """Names of those whose last stages are to draft."""
+        with self._lock:
+            return {each.name for each in self._models.values() if each.has_draft_head}
+
     def codec(self, model: str) -> Tokenizer:
         return self._find(model)[0].tokenizer
 

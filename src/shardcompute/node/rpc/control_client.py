@@ -25,6 +25,7 @@ from shardcompute.wire.control import (
     CertificateIssued,
     Command,
     CommandReply,
+    DraftHeadReport,
     Heartbeat,
     HeartbeatHeard,
     MeetPeer,
@@ -56,10 +57,9 @@ FindAgain = Callable[[], Sequence[str]]
 class ControlClient:
     """Keeps the link. `describe` says what the node is and holds; `carry_out` does what it is told, except to leave,
     in a thread per command; `on_registered` hears the incarnation and the revocations, and may tell what was not
-    heard before; `memory_use` (resident bytes, KV bytes used) is told with every
-    heartbeat; `on_accounts` hears what the coordinator's ledger answers. The node's certificate is renewed over the
-    link.
-
+    heard before; `heartbeat_facts` (resident bytes, KV bytes used, draft heads) are told with
+    every heartbeat; `on_accounts` hears what the coordinator's ledger answers. The node's certificate is renewed over
+    the link.
 
     Where a cluster has several coordinators, the node follows the one that leads: it tries all that it knows in turn,
     learns of others from it (`on_urls`), and does not listen to one whose epoch is over."""
@@ -71,7 +71,7 @@ class ControlClient:
         describe: Callable[[], NodeJoined],
         carry_out: Callable[[NodeCommand], bytes],
         on_registered: Callable[[int, Revocations], None],
-        memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        heartbeat_facts: Callable[[], tuple[int, int, tuple[DraftHeadReport, ...]]] = lambda: (0, 0, ()),
         on_accounts: Callable[[Message], None] = lambda message: None,
         on_urls: Callable[[list[str]], None] = lambda urls: None,
         *,
@@ -91,7 +91,7 @@ class ControlClient:
         self._describe = describe
         self._carry_out = carry_out
         self._on_registered = on_registered
-        self._memory_use = memory_use
+        self._heartbeat_facts = heartbeat_facts
         self._on_accounts = on_accounts
         self._on_urls = on_urls
         self._leader_epoch = 0
@@ -266,7 +266,7 @@ class ControlClient:
                 if reason := self._whereabouts.look(self._url):
                     log.info("%s: the coordinator is dialled anew", reason)
                     return
-                beat = Heartbeat(self._incarnation, *self._memory_use())
+                beat = Heartbeat(self._incarnation, *self._heartbeat_facts())
                 pump.offer(beat, timeout_s=self._heartbeat_s)
                 if (request := self._renewal.next_request()) is not None:
                     pump.offer(request, timeout_s=_REGISTER_TIMEOUT_S)

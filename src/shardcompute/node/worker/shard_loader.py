@@ -31,6 +31,7 @@ from shardcompute.core.errors import (
     ShardComputeError,
     SourceError,
 )
+from shardcompute.core.fields import shorten
 from shardcompute.core.phases import phase
 from shardcompute.core.process_memory import release_code
 from shardcompute.core.settings import Settings
@@ -53,12 +54,14 @@ from shardcompute.weights.served import served_vocabulary
 from shardcompute.weights.shard_cache import ShardCache
 from shardcompute.weights.sources.rate import RateLimit
 from shardcompute.wire import Link
+from shardcompute.wire.control import MOST_DRAFT_HEADS, DraftHeadReport
 
 if TYPE_CHECKING:
     from shardcompute.weights.sources.hub import Hub
 
 log = logging.getLogger(__name__)
 _RETRY_DELAYS_S = (0.5, 1.0, 2.0)
+_NO_ROOM = "no memory is left for it"
 _KEPT_AFTER_SHORTAGE = 0.85
 """So much of what memory ran out with is offered again: clearly less, so that other layers are planned here, and
 less by more each time."""
@@ -104,7 +107,12 @@ class _Held:
     shard: Shard
     log_bytes: int
     """Of its size, what is kept for its activation log."""
-    draft_head_bytes: int = 0
+    draft_head: DraftHeadReport | None = None
+    """Of a model that has one, if this is its last stage."""
+
+    @property
+    def draft_head_bytes(self) -> int:
+        return 0 if self.draft_head is None else self.draft_head.size_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -167,6 +175,12 @@ class ShardLoader:
     def kv_used_bytes(self) -> int:
         """What conversations fill of the KV memory of all shards."""
         return sum(each.used_bytes for each in self._stages.kv_usages())
+
+    def draft_heads(self) -> tuple[DraftHeadReport, ...]:
+        """How the last stages that are here stand with draft heads."""
+        with self._lock:
+            heads = [held.draft_head for held in self._held.values() if held.draft_head is not None]
+        return tuple(heads[:MOST_DRAFT_HEADS])
 
     @property
     def memory_bytes(self) -> int:
@@ -270,6 +284,7 @@ class ShardLoader:
             self._held[key] = _Held(shard, parts.log_bytes)
         leads = command.tensor is None or command.tensor.rank == 0
         if stage.is_last and leads and draft_head_bytes(card):
+            self._note_draft_head(key)
             # Not before the stage is there: a chain that waits for it can do without.
             add = partial(self._add_draft_head, key, card, suppliers, backend, options)
             threading.Thread(target=add, name="draft head", daemon=True).start()
@@ -471,26 +486,36 @@ class ShardLoader:
                 )
                 if opened is None:
                     log.info("no memory is left for a draft head of %s", card.model)
+                    self._note_draft_head(key, problem=_NO_ROOM)
                     return
                 drafter, size_bytes = opened
-                with self._lock:
-                    held = self._held.get(key)
-                    if held is not None:
-                        self._held[key] = replace(held, draft_head_bytes=size_bytes)
-                        self._share_rest(self._offer.size_bytes)
+                self._note_draft_head(key, size_bytes)
                 self._stages.draft_with(key, drafter)
             release_code()
         except ShardComputeError as error:
             log.warning("no draft head of %s is used: %s", card.model, error)
+            self._note_draft_head(key, problem=error.message)
         except Exception as error:
-            if not is_out_of_memory(error):
+            # Whatever it is, the chain answers without drafts, and its operator is to see why.
+            told = device_memory_error(error, "a draft head was loaded") if is_out_of_memory(error) else error
+            self._note_draft_head(key, problem=str(told) or type(error).__name__)
+            if told is error:
                 raise
-            told = device_memory_error(error, "a draft head was loaded")
             log.warning("no draft head of %s is used: %s", card.model, told)
             free_caches()
+
+    def _note_draft_head(self, key: ShardKey, size_bytes: int = 0, problem: str = "") -> None:
+        """What the coordinator hears of it with the next heartbeat."""
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None:
+                report = DraftHeadReport(held.shard.chain, size_bytes, shorten(problem))
+                self._held[key] = replace(held, draft_head=report)
+                self._share_rest(self._offer.size_bytes)
 
     def _drop_draft_heads(self) -> None:
         for key, held in self._held.items():
             if held.draft_head_bytes:
-                self._held[key] = replace(held, draft_head_bytes=0)
+                dropped = DraftHeadReport(held.shard.chain, problem=_NO_ROOM)
+                self._held[key] = replace(held, draft_head=dropped)
                 self._stages.draft_with(key, None)

@@ -303,7 +303,7 @@ class Worker:
             self._describe,
             self._carry_out,
             self._registered,
-            lambda: (resident_bytes(), self._loader.kv_used_bytes()),
+            lambda: (resident_bytes(), self._loader.kv_used_bytes(), self._loader.draft_heads()),
             on_urls=lambda urls: remember_urls(credentials, urls),
             whereabouts=Whereabouts(self._endpoint, follows=options.follows_address),
             find_again=options.find_again,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
-from shardcompute.bench.wan.cluster import WanServing
+from shardcompute.bench.wan.cluster import WanCluster, WanServing, await_drafters
 from shardcompute.bench.wan.loops import is_looping, loop_share
 from shardcompute.bench.wan.prompts import read_prompts, sample_prompts
 from shardcompute.bench.wan.report import MEAN, mean_interval, measures_of, outcome_json, summarise
 from shardcompute.bench.wan.run import Row, WanBench, WanOutcome, find_mismatches
 from shardcompute.cli.main import build_app
 from shardcompute.cli.tools import bench_wan
-from shardcompute.core.errors import SourceError, UsageError
+from shardcompute.core.errors import BackendError, SourceError, UsageError
 
 PARTS = {"wire_s": 0.08, "stage_queue_s": 0.001, "codec_s": 0.002, "compute_s": 0.017, "draft_s": 0.004}
 
@@ -213,3 +214,25 @@ def test_pictures(tmp_path: Path) -> None:
     paths = plot_wan(summarise(rows), tmp_path)
     assert [path.name for path in paths] == ["speedup-80ms.png", "traversal.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+class _Told:
+    """A cluster that tells of its drafters what is written here, one after the other."""
+
+    def __init__(self, *states: str) -> None:
+        self.states = list(states)
+
+    def drafters(self) -> list[dict[str, Any]]:
+        state = self.states.pop(0)
+        return [{"drafter": "head", "state": state, "text": f"head: {state}: no memory is left for it"}]
+
+
+def test_nothing_is_measured_before_drafters_are_at_work() -> None:
+    told = _Told("loading", "at work")
+    await_drafters(cast(WanCluster, told))
+    assert not told.states
+
+
+def test_a_drafter_that_should_be_at_work_and_is_not_ends_the_bench() -> None:
+    with pytest.raises(BackendError, match="no memory is left for it"):
+        await_drafters(cast(WanCluster, _Told("loading", "missing")))

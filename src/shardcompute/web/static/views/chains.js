@@ -44,7 +44,7 @@ function makeChain(chain) {
     keyed(standbys, now.standbys, (stage) => `${stage.node} ${stage.start}`, makeStage, (item, stage) => item.refresh(stage, count, true));
     const reason = now.status === "ready" ? now.bottleneck : now.reason || now.bottleneck;
     const short = now.missing_bytes ? ` ${bytes(now.missing_bytes)} are missing.` : "";
-    say(words, reason ? `${sentence(reason)}${short}${driversOf(now)}` : short.trim());
+    say(words, reason ? `${sentence(reason)}${short}${driversOf(now)}${draftersOf(now)}` : short.trim());
     words.hidden = !words.textContent;
   };
   return card;
@@ -57,6 +57,12 @@ function driversOf(chain) {
   }
   const named = chain.drivers.map((each) => `${nameOf(each.node)}${each.round_trip_s === null ? "" : ` (${seconds(each.round_trip_s)} around)`}`);
   return ` Driven from ${named.join(", ")}.`;
+}
+
+/** What guesses tokens for the chain: those that were of use, and one that was meant to and is not at work. */
+function draftersOf(chain) {
+  const told = (chain.drafters ?? []).filter((each) => each.state !== "at work" || each.rounds_share !== null);
+  return told.length ? ` Drafts: ${told.map((each) => each.text).join("; ")}.` : "";
 }
 
 function makeStage() {
