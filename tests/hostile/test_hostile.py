@@ -135,7 +135,7 @@ def tries_to_join(lab: LabSwarm, token: JoinToken, name: str, role: Role = Role.
 
 
 def test_a_token_beyond_its_uses(lab: LabSwarm) -> None:
-    token = parse_token(lab.cluster.create_token(max_uses=1))
+    token = parse_token(lab.cluster.access.create_token(max_uses=1))
     first = tries_to_join(lab, token, "first")
     with pytest.raises(AuthError, match="used up"):
         tries_to_join(lab, token, "second")
@@ -145,20 +145,20 @@ def test_a_token_beyond_its_uses(lab: LabSwarm) -> None:
 
 
 def test_a_token_that_was_revoked(lab: LabSwarm) -> None:
-    token = parse_token(lab.cluster.create_token())
-    lab.cluster.revoke_token(token.token_id)
+    token = parse_token(lab.cluster.access.create_token())
+    lab.cluster.access.revoke_token(token.token_id)
     with pytest.raises(AuthError, match="is revoked"):
         tries_to_join(lab, token, "late")
 
 
 def test_a_token_that_has_expired(lab: LabSwarm) -> None:
-    token = parse_token(lab.cluster.create_token(life_s=1e-6))
+    token = parse_token(lab.cluster.access.create_token(life_s=1e-6))
     with pytest.raises(AuthError, match="has expired"):
         tries_to_join(lab, token, "late")
 
 
 def test_a_token_for_another_role(lab: LabSwarm) -> None:
-    token = parse_token(lab.cluster.create_token(roles=(Role.DRIVER,)))
+    token = parse_token(lab.cluster.access.create_token(roles=(Role.DRIVER,)))
     with pytest.raises(ForbiddenError, match="does not admit a worker"):
         tries_to_join(lab, token, "role")
     with pytest.raises(UsageError, match="nobody joins as"):

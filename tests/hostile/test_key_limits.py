@@ -89,7 +89,7 @@ class Desk:
 
     def beside(self) -> Desk:
         """A driver in a process of its own, with its ledger's link to this server."""
-        accounts = ClusterAccounts(self.ledger, lambda: self.admin._cluster._keys, self.clock)
+        accounts = ClusterAccounts(self.ledger, lambda: self.admin._cluster.access.key_book, self.clock)
 
         def send(message: Any) -> bool:
             if other.is_cut_off:

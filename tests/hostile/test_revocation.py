@@ -61,7 +61,7 @@ def test_its_papers_open_nothing_any_more(lab: LabSwarm) -> None:
         for role in roles:
             with pytest.raises(LinkError, match="has been removed"):
                 dial_as(credentials, url, role)
-    invited = parse_token(lab.cluster.create_token())
+    invited = parse_token(lab.cluster.access.create_token())
     with pytest.raises(ForbiddenError, match="has been removed"):
         join_cluster(invited, folder, Role.WORKER)
     # As a new node the machine may come back, if it is invited again.
@@ -73,13 +73,13 @@ def test_its_papers_open_nothing_any_more(lab: LabSwarm) -> None:
 def test_it_cannot_come_back_under_another_name_with_the_token_that_it_used(
     lab: LabSwarm, tmp_path: Path
 ) -> None:
-    outcast, others = lab.stage(0), parse_token(lab.cluster.create_token())
+    outcast, others = lab.stage(0), parse_token(lab.cluster.access.create_token())
     used = lab.token.token_id
     lab.workers.remove(outcast)
     outcast.close()
-    assert lab.cluster.tokens_used_by(outcast.node) == (used,)
+    assert lab.cluster.access.tokens_used_by(outcast.node) == (used,)
     lab.cluster.revoke_node(outcast.node)
-    states = {summary.token_id: summary.state for summary in lab.cluster.tokens()}
+    states = {summary.token_id: summary.state for summary in lab.cluster.access.tokens()}
     assert (states[used], states[others.token_id]) == ("revoked", "valid")
     with pytest.raises(AuthError, match="is revoked"):
         join_cluster(lab.token, tmp_path / "reborn", Role.WORKER)
@@ -88,7 +88,7 @@ def test_it_cannot_come_back_under_another_name_with_the_token_that_it_used(
     lab.wait_serving(stages=3)
     lab.kill_cluster()
     lab.open_cluster()
-    states = {summary.token_id: summary.state for summary in lab.cluster.tokens()}
+    states = {summary.token_id: summary.state for summary in lab.cluster.access.tokens()}
     assert states[used] == "revoked", "a restart does not bring it back"
 
 

@@ -42,7 +42,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def ask(lab: LabSwarm, path: str, key: str) -> httpx.Response:
-    app = create_app(lab.cluster.pool, verify_key=lab.cluster.find_key)
+    app = create_app(lab.cluster.pool, verify_key=lab.cluster.access.find_key)
 
     async def call() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -67,7 +67,7 @@ def test_no_secret_is_logged(lab: LabSwarm, caplog: pytest.LogCaptureFixture) ->
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.DEBUG, "shardcompute")
     lab.add_worker(0)
-    text = lab.cluster.create_token(max_uses=1)
+    text = lab.cluster.access.create_token(max_uses=1)
     token = parse_token(text)
     member = join_from(lab.folder / "joined", token)
     with pytest.raises(AuthError):
@@ -75,7 +75,7 @@ def test_no_secret_is_logged(lab: LabSwarm, caplog: pytest.LogCaptureFixture) ->
     wrong = replace(token, secret=b"\x01" * 20)
     with pytest.raises(AuthError):
         join_from(lab.folder / "wrong", wrong)
-    key = lab.cluster.create_key("mine")
+    key = lab.cluster.access.create_key("mine")
     assert ask(lab, "/v1/models", key).status_code == 200
     assert ask(lab, "/v1/models", key + "x").status_code == 401
     with dial_as(member.credentials, lab.cluster.url, "probe"), connect(lab.cluster.url) as sock:
@@ -93,7 +93,7 @@ def test_no_secret_is_logged(lab: LabSwarm, caplog: pytest.LogCaptureFixture) ->
 
 def test_keys_and_certificates_are_for_their_owner_alone(lab: LabSwarm, stack: ExitStack) -> None:
     stack.enter_context(local_secret(lab.folder / "cluster"))
-    join_from(lab.folder / "joined", parse_token(lab.cluster.create_token()))
+    join_from(lab.folder / "joined", parse_token(lab.cluster.access.create_token()))
     names = ("*.key", "*.pem", "*.secret", "member.json")
     found = {path for name in names for path in lab.folder.rglob(name)}
     assert {path.name for path in found} == {
@@ -115,7 +115,11 @@ def test_no_key_lies_on_the_disk(lab: LabSwarm, stack: ExitStack) -> None:
     assert first_key(lab.cluster) is None, "it is shown once"
     held = stack.enter_context(claim(lab.folder / "cluster" / CLUSTER_FILE))
     held.update(api_url="http://127.0.0.1:8000")
-    made = [key, lab.cluster.create_key("more", role=KeyRole.OPERATE), lab.cluster.create_token()]
+    made = [
+        key,
+        lab.cluster.access.create_key("more", role=KeyRole.OPERATE),
+        lab.cluster.access.create_token(),
+    ]
     for path in (path for path in lab.folder.rglob("*") if path.is_file()):
         content = path.read_bytes()
         assert not any(secret.encode() in content for secret in made), path
@@ -129,8 +133,8 @@ def options(tmp_path: Path) -> ClusterOptions:
     """A cluster that ran once and is stopped."""
     options = ClusterOptions(tmp_path / "cluster", port=0, join_port=0)
     with Cluster(options) as cluster:
-        cluster.create_token()
-        cluster.create_key("mine")
+        cluster.access.create_token()
+        cluster.access.create_key("mine")
         cluster.revoke_node("n" + "a" * 20)
     with socket.create_server(("127.0.0.1", 0)) as free:
         return replace(options, port=free.getsockname()[1])

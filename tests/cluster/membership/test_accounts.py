@@ -48,14 +48,14 @@ def test_two_drivers_and_a_restart(tmp_path: Path) -> None:
     with contextlib.ExitStack() as drivers:
         with opened(options, tmp_path) as (cluster, admin):
             options = replace(options, port=int(cluster.url.rpartition(":")[2]))
-            token = parse_token(cluster.create_token())
+            token = parse_token(cluster.access.create_token())
             two = []
             for name in ("one", "two"):
                 credentials, urls = join_cluster(token, tmp_path / name, Role.DRIVER)
                 driver = StandaloneDriver(credentials, urls, StandaloneOptions(name=name))
                 two.append(drivers.enter_context(contextlib.closing(driver)))
                 driver.start()
-            key = cluster.create_key("a user", limits=KeyLimits(tokens_per_day=300))
+            key = cluster.access.create_key("a user", limits=KeyLimits(tokens_per_day=300))
             wait_until(lambda: all(driver.find_key(key) for driver in two), "the drivers know the key", 30.0)
             caller = two[0].find_key(key)
             assert caller is not None

@@ -192,12 +192,12 @@ def test_drivers_go_on_while_the_coordinator_opens_its_models(
         lab.wait_driving(a)
         talks = start_streams(lab, alone, [a])
         for label in "abc":
-            lab.cluster.create_key(label)
+            lab.cluster.access.create_key(label)
         before = lab.state.nodes[a.node].incarnation
         lab.kill_cluster()
         lab.open_cluster()
         lab.wait_until(lambda: lab.state.nodes[a.node].incarnation > before, "it has registered again")
-        key = lab.cluster.create_key("d")
+        key = lab.cluster.access.create_key("d")
         lab.wait_until(lambda: a.find_key(key), "it has heard what the new coordinator has to say")
         assert [model.name for model in a.pool.models()] == [lab.model]
         lab.serve()

@@ -125,7 +125,7 @@ def test_a_node_that_reaches_nothing_but_the_web_joins_and_is_heard(tmp_path: Pa
     with Cluster(options) as cluster:
         door = cluster.relay_doors[0]
         assert door.startswith("wss://")
-        token = parse_token(cluster.create_token())
+        token = parse_token(cluster.access.create_token())
         nowhere = replace(token, addresses=(f"{NOWHERE}:1",))
         credentials, urls = join_cluster(nowhere, tmp_path / "node", Role.DRIVER, door)
         assert urls[0] == door

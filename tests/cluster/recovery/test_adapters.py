@@ -108,7 +108,7 @@ def test_an_adapter_that_is_not_there_is_refused(alone: Alone) -> None:
 
 def sent_bytes(lab: LabSwarm) -> int:
     """Of weights and what travels beside them, by the coordinator."""
-    return sum(lab.cluster._weights._sent_bytes.values())
+    return sum(lab.cluster.weights_sent_bytes().values())
 
 
 def test_adapters_come_and_go_while_a_cluster_runs(
@@ -131,12 +131,12 @@ def test_adapters_come_and_go_while_a_cluster_runs(
     with swarm(tmp_path, base, layers=(4, 4, 4), stages=3, placing=SPREAD) as lab:
         with ClusterAdmin(lab.cluster, settings) as admin:
             check(admin)
-            before_bytes, fingerprint = sent_bytes(lab), lab.cluster._served["tiny"].card.fingerprint
+            before_bytes, fingerprint = sent_bytes(lab), lab.cluster._files._served["tiny"].card.fingerprint
             with pytest.raises(WouldReplaceError, match="tiny as it is served now"):
                 admin.load_model(str(base), adapters={"wild": folders["wild"]})
             admin.load_model(str(base), adapters={"wild": folders["wild"]}, replaces=True)
             check(admin, "wild")
-            card = lab.cluster._served["tiny"].card
+            card = lab.cluster._files._served["tiny"].card
             added = [name for layer in range(6) for name in card.layer_adapters(layer)]
             assert card.fingerprint == fingerprint
             assert sent_bytes(lab) - before_bytes == sum(card.entries[name].size_bytes for name in added)

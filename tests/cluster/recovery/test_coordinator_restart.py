@@ -106,18 +106,18 @@ def test_a_restart_in_the_middle_of_loading(tmp_path: Path, tiny: Path, alone: A
 
 def test_papers_are_good_for_the_next_life(tmp_path: Path, tiny: Path) -> None:
     with swarm(tmp_path, tiny, layers=()) as lab:
-        key = lab.cluster.create_key("for the tests")
-        tokens = {summary.token_id for summary in lab.cluster.tokens()}
+        key = lab.cluster.access.create_key("for the tests")
+        tokens = {summary.token_id for summary in lab.cluster.access.tokens()}
         outcast = lab.add_worker(2)
         lab.wait_until(lambda: outcast.node in lab.state.nodes, "it is here")
         lab.cluster.revoke_node(outcast.node)
         lab.wait_until(lambda: bool(outcast.refusal), "it was told")
         lab.kill_cluster()
         lab.open_cluster()
-        found = lab.cluster.find_key(key)
+        found = lab.cluster.access.find_key(key)
         assert found is not None
         assert found.label == "for the tests"
-        assert tokens < {summary.token_id for summary in lab.cluster.tokens()}
+        assert tokens < {summary.token_id for summary in lab.cluster.access.tokens()}
         with pytest.raises(ShardComputeError):
             lab.revive(outcast)
 

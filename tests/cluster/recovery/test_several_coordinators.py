@@ -21,7 +21,7 @@ def test_another_coordinator_takes_over_and_everybody_follows(
     tmp_path: Path, tiny: Path, alone: Alone
 ) -> None:
     with swarm(tmp_path, tiny, layers=(3, 3), stages=2, store=FakeStore()) as lab:
-        key, first = lab.cluster.create_key("made by the first"), lab.cluster.node
+        key, first = lab.cluster.access.create_key("made by the first"), lab.cluster.node
         driver = lab.add_driver()
         lab.wait_driving(driver)
         other = lab.add_candidate()
@@ -39,7 +39,7 @@ def test_another_coordinator_takes_over_and_everybody_follows(
         assert [list(worker.loads) for worker in lab.workers] == loads, "nothing was loaded again"
         for talk in talks:
             assert talk.result() == alone.answer(talk.request)
-        assert lab.cluster.find_key(key) is not None
+        assert lab.cluster.access.find_key(key) is not None
         for talk in start_streams(lab, alone):
             assert talk.result() == alone.answer(talk.request)
         lab.wait_driving(driver)

@@ -23,9 +23,9 @@ from shardcompute.control.events import NodeDrained, encode_event
 from shardcompute.core.errors import AuthError, DiskFullError, LinkError
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.settings import load_settings
-from shardcompute.node import cluster as cluster_room
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.cluster import Cluster
+from shardcompute.node.cluster import access as access_room
 from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.security import Role, parse_token
 from support.network.papers import dial_as
@@ -55,7 +55,7 @@ def full_disk(cluster: Cluster) -> Iterator[None]:
     with contextlib.suppress(DiskFullError):
         while True:
             journal.append(filler)
-    with mock.patch.object(cluster_room, "save_revocations", refuse):
+    with mock.patch.object(access_room, "save_revocations", refuse):
         yield
     with journal._lock, contextlib.suppress(sqlite3.ProgrammingError):  # it may be closed
         journal._connection.execute("pragma max_page_count = 1000000")
@@ -122,20 +122,20 @@ def test_a_machine_is_thrown_out_at_once(lab: LabSwarm) -> None:
 
 
 def test_keys_and_tokens_are_revoked_at_once(lab: LabSwarm, tmp_path: Path) -> None:
-    key = lab.cluster.create_key("lost")
-    token = parse_token(lab.cluster.create_token())
+    key = lab.cluster.access.create_key("lost")
+    token = parse_token(lab.cluster.access.create_token())
     with full_disk(lab.cluster):
-        lab.cluster.revoke_key(lab.cluster.keys()[-1].key_id)
-        lab.cluster.revoke_token(token.token_id)
+        lab.cluster.access.revoke_key(lab.cluster.access.keys()[-1].key_id)
+        lab.cluster.access.revoke_token(token.token_id)
         with pytest.raises(AuthError):
-            lab.cluster.find_key(key)
+            lab.cluster.access.find_key(key)
         with pytest.raises(AuthError):
             join_cluster(token, tmp_path / "late", Role.WORKER)
     lab.wait_until(lambda: not lab.cluster.record_status.waiting, "the record")
     lab.kill_cluster()
     lab.open_cluster()
     with pytest.raises(AuthError):
-        lab.cluster.find_key(key)
+        lab.cluster.access.find_key(key)
     with pytest.raises(AuthError):
         join_cluster(token, tmp_path / "late", Role.WORKER)
 

@@ -32,8 +32,8 @@ def options(tmp_path: Path) -> ClusterOptions:
     """A cluster that ran once, threw a node out, and is stopped."""
     options = ClusterOptions(tmp_path / "cluster", port=0, join_port=0)
     with Cluster(options) as cluster:
-        token = parse_token(cluster.create_token())
-        cluster.create_key("mine")
+        token = parse_token(cluster.access.create_token())
+        cluster.access.create_key("mine")
         outcast, _ = join_cluster(token, tmp_path / "outcast", Role.WORKER)
         assert cluster.revoke_node(outcast.identity.node_id)
         for _ in range(200):
@@ -48,7 +48,7 @@ def lose_journal(options: ClusterOptions) -> None:
 
 def is_still_out(cluster: Cluster, folder: Path) -> bool:
     with pytest.raises(ForbiddenError, match="has been removed"):
-        join_cluster(parse_token(cluster.create_token()), folder, Role.WORKER)
+        join_cluster(parse_token(cluster.access.create_token()), folder, Role.WORKER)
     return True
 
 
@@ -70,7 +70,7 @@ def test_a_lost_journal_is_said_and_readmits_nobody(options: ClusterOptions, tmp
         assert caught.value.exit_code == 6
     with Cluster(replace(options, recovers_journal=True)) as cluster:
         assert is_still_out(cluster, tmp_path / "outcast")
-        assert cluster.keys() == ()
+        assert cluster.access.keys() == ()
     # The decision was for once.
     with Cluster(options) as cluster:
         assert is_still_out(cluster, tmp_path / "outcast")
@@ -186,7 +186,7 @@ def test_a_damaged_list_of_models(options: ClusterOptions, content: bytes) -> No
         Cluster(options)
     with Cluster(replace(options, recovers_journal=True)) as cluster:
         assert cluster.remembered() == ()
-        assert len(cluster.keys()) == 1, "the rest is kept"
+        assert len(cluster.access.keys()) == 1, "the rest is kept"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")

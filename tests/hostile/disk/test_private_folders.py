@@ -169,6 +169,6 @@ def test_strangers_get_nothing_by_joining_into_an_open_folder(besieged: Siege, t
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.raises(UsageError, match="everybody can write to"):
-        join_from(folder, parse_token(besieged.lab.cluster.create_token()))
+        join_from(folder, parse_token(besieged.lab.cluster.access.create_token()))
     credentials, _ = join_cluster(besieged.lab.token, tmp_path / "good", Role.WORKER)
     assert mode_of(credentials.identity.key_path) == 0o600

@@ -146,6 +146,68 @@ H200: dict[str, Any] = {
 """What a node says of a GPU on which it computes, and of one on which it cannot."""
 
 
+class FakeAccess:
+    """Real books, on no record."""
+
+    def __init__(self) -> None:
+        self._tokens = TokenBook()
+        self._keys = KeyBook()
+        self.pairing = PairingDesk()
+
+    def listen_to_joins(self, listener: Callable[[str, str, str], None]) -> None:
+        self.tell_of_join = listener
+
+    def tokens_used_by(self, node: str) -> tuple[str, ...]:
+        return self._tokens.used_by(node, 0.0)
+
+    def create_token(
+        self,
+        *,
+        life_s: float = 86_400.0,
+        max_uses: int | None = None,
+        roles: Collection[Role] = (Role.WORKER, Role.DRIVER),
+    ) -> str:
+        self._tokens, token = self._tokens.create(
+            addresses=["127.0.0.1:7421"],
+            fingerprint="ab" * 32,
+            cluster="home",
+            now_s=0.0,
+            roles=roles,
+            life_s=life_s,
+            max_uses=max_uses,
+        )
+        return token.encode()
+
+    def watch_pairing(self, listener: Callable[[str, bool], None]) -> None:
+        self.paired = listener
+
+    def open_pairing(self) -> PairingCode:
+        return self.pairing.open()
+
+    def tokens(self) -> tuple[TokenSummary, ...]:
+        return self._tokens.summaries(0.0)
+
+    def revoke_token(self, token_id: str) -> None:
+        self._tokens = self._tokens.revoke(token_id)
+
+    def create_key(self, label: str, **options: Any) -> str:
+        self._keys, key = self._keys.create(label=label, now_s=NOW_S, **options)
+        return key
+
+    def keys(self) -> tuple[KeySummary, ...]:
+        return self._keys.summaries()
+
+    def find_key(self, key: str) -> KeySummary | None:
+        return self._keys.find(key, now_s=NOW_S)
+
+    def revoke_key(self, key_id: str) -> None:
+        self._keys = self._keys.revoke(key_id)
+
+    @property
+    def key_book(self) -> KeyBook:
+        return self._keys
+
+
 class FakeCluster:
     name = "home"
     node = "head"
@@ -163,13 +225,8 @@ class FakeCluster:
         self.shapes: list[Parallelism | None] = []
         self.orders: list[ServedOrder] = []
         self.sent_bytes: dict[str, int] = {}
-        self._tokens = TokenBook()
-        self._keys = KeyBook()
-        self.pairing = PairingDesk()
+        self.access = FakeAccess()
         self.quota = QuotaLedger()
-
-    def listen_to_joins(self, listener: Callable[[str, str, str], None]) -> None:
-        self.tell_of_join = listener
 
     def listen_to_usage(self, count: Callable[..., None]) -> None:
         self.count_usage = count
@@ -225,56 +282,10 @@ class FakeCluster:
     def drain(self, node: str) -> None:
         self.coordinator.post(happened.NodeDrained(node))
 
-    def tokens_used_by(self, node: str) -> tuple[str, ...]:
-        return self._tokens.used_by(node, 0.0)
-
     def revoke_node(self, node: str) -> bool:
         self.revoked.append(node)
         self.coordinator.post(happened.NodeLeft(node, self.coordinator.state.nodes[node].incarnation))
         return not self.record_status.waiting
-
-    def create_token(
-        self,
-        *,
-        life_s: float = 86_400.0,
-        max_uses: int | None = None,
-        roles: Collection[Role] = (Role.WORKER, Role.DRIVER),
-    ) -> str:
-        self._tokens, token = self._tokens.create(
-            addresses=["127.0.0.1:7421"],
-            fingerprint="ab" * 32,
-            cluster="home",
-            now_s=0.0,
-            roles=roles,
-            life_s=life_s,
-            max_uses=max_uses,
-        )
-        return token.encode()
-
-    def watch_pairing(self, listener: Callable[[str, bool], None]) -> None:
-        self.paired = listener
-
-    def open_pairing(self) -> PairingCode:
-        return self.pairing.open()
-
-    def tokens(self) -> tuple[TokenSummary, ...]:
-        return self._tokens.summaries(0.0)
-
-    def revoke_token(self, token_id: str) -> None:
-        self._tokens = self._tokens.revoke(token_id)
-
-    def create_key(self, label: str, **options: Any) -> str:
-        self._keys, key = self._keys.create(label=label, now_s=NOW_S, **options)
-        return key
-
-    def keys(self) -> tuple[KeySummary, ...]:
-        return self._keys.summaries()
-
-    def find_key(self, key: str) -> KeySummary | None:
-        return self._keys.find(key, now_s=NOW_S)
-
-    def revoke_key(self, key_id: str) -> None:
-        self._keys = self._keys.revoke(key_id)
 
 
 def serving_cluster(*memories: int, chains: int = 1) -> FakeCluster:

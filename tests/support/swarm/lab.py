@@ -41,9 +41,9 @@ from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.settings import load_settings
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node import cluster as cluster_room
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.node.cluster import Cluster, ClusterOptions
+from shardcompute.node.cluster import cluster as cluster_room
 from shardcompute.node.coordinator.shared import (
     Candidate,
     Leadership,
@@ -264,7 +264,7 @@ class LabSwarm(Closing):
 
     def open_cluster(self) -> None:
         self.cluster = Cluster(self.options, self._lead())
-        token = parse_token(self.cluster.create_token())
+        token = parse_token(self.cluster.access.create_token())
         join_port = int(token.addresses[0].rpartition(":")[2])
         # Started again it is found where it was.
         port = urlsplit(self.cluster.url).port

@@ -78,7 +78,7 @@ def public_host(folder: Path, host: str) -> Iterator[Answering]:
 
         def answer(asked: dict[str, Any]) -> dict[str, Any]:
             view = cluster.relay_view()
-            token = cluster.create_token() if asked.get("token") else ""
+            token = cluster.access.create_token() if asked.get("token") else ""
             return {"token": token, "relayed": 0 if view is None else view.spliced_bytes}
 
         yield answer

@@ -288,7 +288,9 @@ def _run_leader(
         for name in launch.prepare(cluster, served):
             screen.say(f"{name} is not served any more")
         admin.restore(without=checkpoint.name)
-        invited = cluster.create_token(life_s=launch.INVITATION_LIFE_S, max_uses=launch.INVITED_MACHINES)
+        invited = cluster.access.create_token(
+            life_s=launch.INVITATION_LIFE_S, max_uses=launch.INVITED_MACHINES
+        )
         token = parse_token(invited)
         needs_key = bool(keys) or plan.serving.require_key or not is_loopback(plan.serving.host)
         audit.append("local", "token.create", token.token_id, detail={"max_uses": launch.INVITED_MACHINES})

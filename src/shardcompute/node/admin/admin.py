@@ -108,9 +108,9 @@ class ClusterAdmin(Closing):
         cluster.coordinator.listen(lambda _: self._feed.poke())
         self.history.listen(lambda _: self._feed.poke())
         cluster.watch_record(self._record_changed)
-        cluster.watch_pairing(self._paired)
+        cluster.access.watch_pairing(self._paired)
         cluster.listen_to_usage(self.history.count_report)
-        cluster.listen_to_joins(self._joined)
+        cluster.access.listen_to_joins(self._joined)
         self.history.start()
         self._feed.start()
 
@@ -462,7 +462,7 @@ class ClusterAdmin(Closing):
         found = self._find_node(node)
         if found.id == self._cluster.node:
             raise UsageError("this is the coordinator itself", hint="stop the cluster instead")
-        tokens = self._cluster.tokens_used_by(found.id)
+        tokens = self._cluster.access.tokens_used_by(found.id)
         is_recorded = self._cluster.revoke_node(found.id)
         view = self._view(found.id)
         if not is_recorded:
@@ -502,7 +502,7 @@ class ClusterAdmin(Closing):
         """For machines that join in this role; None: in any. With `origin`, where the page is, also as a link."""
         page = None if origin is None else _check_page(origin)
         roles = (Role.WORKER, Role.DRIVER) if role is None else (role,)
-        token = self._cluster.create_token(life_s=life_s, max_uses=max_uses, roles=roles)
+        token = self._cluster.access.create_token(life_s=life_s, max_uses=max_uses, roles=roles)
         token_id = parse_token(token).token_id
         kept = next(view for view in self.tokens() if view.id == token_id)
         link = "" if page is None else f"{page}/#/join/{token}"
@@ -517,7 +517,7 @@ class ClusterAdmin(Closing):
 
     def open_pairing(self) -> NewPairing:
         """A code for one machine that is nearby and has no token. QueueFullError after too many wrong ones."""
-        code = self._cluster.open_pairing()
+        code = self._cluster.access.open_pairing()
         return NewPairing(code=code.shown, life_s=CODE_LIFE_S, join_port=self._cluster.join_port)
 
     def tokens(self) -> tuple[TokenView, ...]:
@@ -531,12 +531,12 @@ class ClusterAdmin(Closing):
                 max_uses=summary.max_uses,
                 used_by=summary.used_by,
             )
-            for summary in self._cluster.tokens()
+            for summary in self._cluster.access.tokens()
         )
 
     def revoke_token(self, token_id: str) -> None:
         """Nobody joins with it any more; nodes that did stay."""
-        self._cluster.revoke_token(token_id)
+        self._cluster.access.revoke_token(token_id)
 
     def create_key(
         self,
@@ -547,15 +547,15 @@ class ClusterAdmin(Closing):
         life_s: float | None = None,
     ) -> NewKey:
         """An API key; `life_s` None: good until it is revoked."""
-        key = self._cluster.create_key(label, role=role, limits=limits, life_s=life_s)
-        kept = self._cluster.find_key(key)
+        key = self._cluster.access.create_key(label, role=role, limits=limits, life_s=life_s)
+        kept = self._cluster.access.find_key(key)
         assert kept is not None
         return NewKey(
             id=kept.key_id, key=key, label=kept.label, role=kept.role.value, expires_at_s=kept.expires_at_s
         )
 
     def keys(self) -> tuple[KeyView, ...]:
-        summaries = self._cluster.keys()
+        summaries = self._cluster.access.keys()
         return tuple(
             KeyView(
                 id=summary.key_id,
@@ -572,11 +572,11 @@ class ClusterAdmin(Closing):
         )
 
     def revoke_key(self, key_id: str) -> None:
-        self._cluster.revoke_key(key_id)
+        self._cluster.access.revoke_key(key_id)
 
     def find_key(self, key: str) -> KeySummary | None:
         """Whose API key this is, None if it is unknown; AuthError if it was good once."""
-        return self._cluster.find_key(key)
+        return self._cluster.access.find_key(key)
 
     @property
     def _state(self) -> ClusterState:

@@ -71,11 +71,11 @@ def check_cluster_name_of(folder: Path, name: str) -> None:
 def first_key(cluster: Cluster) -> str | None:
     """A key for clients, to be shown once; None where the cluster has one that is good."""
     now_s = time.time()
-    known = cluster.keys()
+    known = cluster.access.keys()
     is_there = any(
         not each.is_revoked and (each.expires_at_s is None or now_s < each.expires_at_s) for each in known
     )
-    return None if is_there else cluster.create_key("made by up")
+    return None if is_there else cluster.access.create_key("made by up")
 
 
 def prepare(cluster: Cluster, served: Served) -> list[str]:
@@ -150,13 +150,13 @@ def _enrol(cluster: Cluster, folders: list[Path]) -> None:
     strangers = [folder for folder in folders if not is_enrolled(folder, cluster.fingerprint)]
     if strangers:
         token = parse_token(
-            cluster.create_token(life_s=_ENROL_WITHIN_S, max_uses=len(strangers), roles=(Role.WORKER,))
+            cluster.access.create_token(life_s=_ENROL_WITHIN_S, max_uses=len(strangers), roles=(Role.WORKER,))
         )
         try:
             for folder in strangers:
                 _join_anew(folder, replace(token, addresses=(f"{host}:{join_port(token)}",)))
         finally:
-            cluster.revoke_token(token.token_id)
+            cluster.access.revoke_token(token.token_id)
     for folder in folders:
         credentials = Credentials.load(NodeIdentity.load(folder))
         assert credentials is not None

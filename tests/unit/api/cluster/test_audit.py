@@ -96,7 +96,7 @@ def test_whoever_may_not_is_listed_too(ask: Ask, admin: ClusterAdmin) -> None:
 
 
 def test_machines_that_join_are_listed(admin: ClusterAdmin) -> None:
-    admin._cluster.tell_of_join("n-abc", "worker", "tok")  # type: ignore[attr-defined]
+    admin._cluster.access.tell_of_join("n-abc", "worker", "tok")  # type: ignore[attr-defined]
     [entry] = admin.audit.page().data
     assert (entry.who, entry.action, entry.detail) == (
         "n-abc",

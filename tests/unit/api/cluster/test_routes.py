@@ -181,19 +181,19 @@ def test_a_pairing_code_is_told_to_those_who_operate(
     client: ClusterClient, cluster: FakeCluster, ask: Any
 ) -> None:
     made = client.open_pairing()
-    assert cluster.pairing.begin().shown == made.code
+    assert cluster.access.pairing.begin().shown == made.code
     assert (made.life_s, made.join_port) == (300.0, 7421)
     assert made.code not in ask("GET", "/cluster/state").text
     assert made.code not in repr(made)
     for _ in range(5):
         with pytest.raises(AuthError):
-            cluster.pairing.settle(cluster.pairing.open(), is_right=False)
+            cluster.access.pairing.settle(cluster.access.pairing.open(), is_right=False)
     assert ask("POST", "/cluster/pairing", json={}).status_code == 429
 
 
 def test_pairings_and_wrong_codes_are_in_the_history(cluster: FakeCluster, admin: ClusterAdmin) -> None:
-    cluster.paired("laptop", True)
-    cluster.paired("laptop", False)
+    cluster.access.paired("laptop", True)
+    cluster.access.paired("laptop", False)
     told = [(event.tone, event.text) for event in admin.state().events[-2:]]
     assert [tone for tone, _ in told] == ["good", "warn"]
     assert "laptop was paired" in told[0][1]

@@ -395,15 +395,15 @@ def test_tokens_are_for_few_machines(cli: Cli, lab: Lab, uses: tuple[str, ...], 
 
 def test_a_pairing_code_is_written_alone(cli: Cli, lab: Lab) -> None:
     made = cli("pair", *HERE)
-    assert made.stdout == f"{lab.cluster.pairing.begin().shown}\n"
+    assert made.stdout == f"{lab.cluster.access.pairing.begin().shown}\n"
     assert "run shardcompute join" in made.stderr
     told = json.loads(cli("pair", "--json", *HERE).stdout)
-    assert (told["code"], told["join_port"]) == (lab.cluster.pairing.begin().shown, 7421)
+    assert (told["code"], told["join_port"]) == (lab.cluster.access.pairing.begin().shown, 7421)
 
 
 def test_throwing_a_machine_out_names_the_tokens_that_go_with_it(cli: Cli, lab: Lab) -> None:
-    token = parse_token(lab.cluster.create_token())
-    lab.cluster._tokens, _ = lab.cluster._tokens.use(
+    token = parse_token(lab.cluster.access.create_token())
+    lab.cluster.access._tokens, _ = lab.cluster.access._tokens.use(
         token.token_id, token.secret, node_id="b", role=Role.WORKER, now_s=0.0
     )
     done = cli("revoke", "B", *HERE)
@@ -452,7 +452,7 @@ def test_keys_are_made_listed_and_revoked(cli: Cli, lab: Lab) -> None:
     assert made.exit_code == 0
     secret = made.stdout.strip()
     (kept,) = lab.admin.keys()
-    found = lab.cluster.find_key(secret)
+    found = lab.cluster.access.find_key(secret)
     assert found is not None
     assert found.label == kept.label == "laptop"
     listed = cli("key", "list", *HERE)
