@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from shardcompute.backends.exactness import chain_tolerance, class_of
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.backends.llamacpp.executor import LlamaCppExecutor
 from shardcompute.backends.llamacpp.library import installed_version
-from shardcompute.backends.llamacpp.routers import RouterRows, route_rows
+from shardcompute.backends.llamacpp.routers import RouterRows
+from shardcompute.backends.llamacpp.stage_context import StageContext
 from shardcompute.backends.matrix import Array
 from shardcompute.bench.engine.random_gguf import LlamaShape, write_random_gguf
 from shardcompute.core.batch import Segment
@@ -324,11 +326,27 @@ def test_a_row_of_a_sparse_model_may_be_alone(tmp_path: Path, monkeypatch: pytes
             executor.close()
 
 
-def test_routers_give_a_row_the_same_bits_in_any_company() -> None:
-    noise = np.random.default_rng(3)
-    x, weights = (noise.standard_normal((rows, 96)).astype(np.float32) for rows in (40, 12))
-    whole = route_rows(x, weights)
-    np.testing.assert_allclose(whole, x @ weights.T, rtol=1e-4, atol=1e-4)
-    for rows in (1, 2, 3, 7, 16):
-        for first in range(0, 40 - rows, 3):
-            assert np.array_equal(route_rows(x[first : first + rows], weights), whole[first : first + rows])
+def test_a_row_alone_of_a_sparse_model_is_computed_without_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The callback is on for several rows alone, whatever came before, and on where a stage gives hidden states."""
+    asked = []
+    on_tensor = StageContext._on_tensor
+
+    def count(self: StageContext, tensor: int, is_asked: bool, data: Any) -> bool:
+        asked.append(tensor)
+        return on_tensor(self, tensor, is_asked, data)
+
+    monkeypatch.setattr(StageContext, "_on_tensor", count)
+    path = write_random_gguf(tmp_path / "model.gguf", SPARSE, "Q8_0")
+    with open_checkpoint(resolve(parse_reference(str(path)), load_settings())) as opened:
+        for stop, is_asked in ((4, [False, True, False, False, True]), (2, [True] * 5)):
+            executor, position, found = open_stage(opened, 0, stop), 0, []
+            for rows in (1, 3, 1, 1, 3):
+                asked.clear()
+                segment = Segment(1, position, rows, rows if stop == 4 else 0)
+                executor.step([segment], TOKENS[position : position + rows])
+                found.append(bool(asked))
+                position += rows
+            executor.close()
+            assert found == is_asked

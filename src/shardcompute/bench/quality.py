@@ -89,11 +89,14 @@ def run_quality_bench(
     threads: int,
     say: Say,
     sources: Mapping[str, Callable[[], ModelFiles]] | None = None,
+    keep: Callable[[list[Result]], None] = lambda results: None,
 ) -> list[Result]:
+    """`keep` is given all that there is after every form and every source: a run of hours may be cut short."""
     results: list[Result] = []
     for form in forms:
         say(f"loading {form}")
         results += measure_form(files, form, data, count, threads, say)
+        keep(results)
     base = _perplexity(results, "float32")
     if base is not None:
         results += _changes("perplexity_change", results, base)
@@ -107,6 +110,7 @@ def run_quality_bench(
         assert own is not None
         changes += _changes("change_from_source", found, own)
         results += [replace(each, labels={**each.labels, "source": name}) for each in (*found, *changes)]
+        keep(results)
     return results
 
 

@@ -14,7 +14,19 @@ import importlib.util
 import logging
 import threading
 from collections import deque
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -122,6 +134,12 @@ class Batch(ctypes.Structure):
     ]
 
 
+class GgmlInitParams(ctypes.Structure):
+    """`ggml_init_params`."""
+
+    _fields_: ClassVar = [("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool)]
+
+
 # What the pinned release answers when it is asked for its defaults. A record that is laid out otherwise shows here.
 _MODEL_DEFAULTS = {
     "devices": None, "n_gpu_layers": -1, "split_mode": 1, "main_gpu": 0, "kv_overrides": None,
@@ -162,10 +180,17 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_supports_gpu_offload": (c_bool, []),
     "llama_print_system_info": (c_char_p, []),
     "ggml_get_name": (c_void_p, [c_void_p]),
-    "ggml_nelements": (ctypes.c_int64, [c_void_p]),
+    "ggml_nelements": (c_int64, [c_void_p]),
     "ggml_backend_tensor_get": (None, [c_void_p, c_void_p, c_size_t, c_size_t]),
     "ggml_get_data": (c_void_p, [c_void_p]),
     "ggml_is_contiguous": (c_bool, [c_void_p]),
+    "ggml_init": (c_void_p, [GgmlInitParams]),
+    "ggml_free": (None, [c_void_p]),
+    "ggml_new_tensor_3d": (c_void_p, [c_void_p, c_int32, c_int64, c_int64, c_int64]),
+    "ggml_mul_mat": (c_void_p, [c_void_p, c_void_p, c_void_p]),
+    "ggml_new_graph_custom": (c_void_p, [c_void_p, c_size_t, c_bool]),
+    "ggml_build_forward_expand": (None, [c_void_p, c_void_p]),
+    "ggml_graph_compute_with_ctx": (c_int32, [c_void_p, c_void_p, c_int32]),
     "ggml_backend_dev_count": (c_size_t, []),
     "ggml_backend_dev_get": (c_void_p, [c_size_t]),
     "ggml_backend_dev_name": (c_char_p, [c_void_p]),

@@ -1,8 +1,9 @@
 """Routers of sparse layers, computed row by row inside llama.cpp's own computation.
 
 Files keep a router in float32, and llama.cpp sums a float32 product up in another order for one row than for several. A
-row alone would have to be computed with a neighbour, whose experts are mostly others: twice the weights read. So its
-evaluation callback stops at a router's logits and puts those in their place that are made here, of each row by itself.
+row alone would have to be computed with a neighbour, whose experts are mostly others: twice the weights read. So of
+several rows its evaluation callback stops at a router's logits and puts those in their place that each row has alone:
+its own product again, of as many batches of one row.
 """
 
 from __future__ import annotations
@@ -10,22 +11,26 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numpy as np
-
-from shardcompute.backends.matrix import Float32
+from shardcompute.backends.llamacpp.library import GgmlInitParams
 
 LOGITS = b"ffn_moe_logits-"
 """How llama.cpp names the logits of a layer's router; its number follows."""
 _F32 = 0
+_NUMBER_BYTES = 4
 _WORD_BYTES = 8
+_NODES = 16
+_SPARE_BYTES = 1 << 16
+"""For what a computation needs besides numbers: records, alignment, and what its threads share."""
 
 
 class RouterRows:
     """Replaces routers' logits in a context whose tensors lie in the process's own memory. Not thread-safe."""
 
-    def __init__(self, library: Any, hidden: int) -> None:
+    def __init__(self, library: Any, hidden: int, threads: int) -> None:
         self._c = library
         self._hidden = hidden
+        self._threads = threads
+        self._room: ctypes.Array[ctypes.c_char] = ctypes.create_string_buffer(0)
         self._inputs_at: int | None = None
         """Which word of a tensor's record is its second source; the first, the router's weights, is before it."""
         self.seen: set[int] | None = set()
@@ -41,25 +46,33 @@ class RouterRows:
             self._inputs_at = next((at for at, word in enumerate(words) if at and word in seen), None)
         if self._inputs_at is None:
             return
-        weights, x = self._rows_of(words[self._inputs_at - 1]), self._rows_of(words[self._inputs_at])
-        if weights is None or x is None or self._c.ggml_nelements(tensor) != len(x) * len(weights):
-            return
-        logits = route_rows(x, weights)
-        ctypes.memmove(self._c.ggml_get_data(tensor), logits.ctypes.data, logits.nbytes)
+        weights, x = words[self._inputs_at - 1], words[self._inputs_at]
+        experts, rows = self._rows_of(weights), self._rows_of(x)
+        if rows > 1 and experts and self._c.ggml_nelements(tensor) == rows * experts:
+            self._route(weights, self._c.ggml_get_data(x), rows, self._c.ggml_get_data(tensor), experts)
 
-    def _rows_of(self, tensor: int) -> Float32 | None:
-        """A tensor of float32 rows, where it lies; None of any other."""
+    def _rows_of(self, tensor: int) -> int:
+        """How many float32 rows a tensor has, one behind the other; 0 of any other."""
         if not tensor or ctypes.c_int32.from_address(tensor).value != _F32:
-            return None
+            return 0
         rows, odd = divmod(self._c.ggml_nelements(tensor), self._hidden)
-        address = self._c.ggml_get_data(tensor)
-        if odd or not address or not self._c.ggml_is_contiguous(tensor):
-            return None
-        numbers = (ctypes.c_float * (rows * self._hidden)).from_address(address)
-        return np.frombuffer(numbers, np.float32).reshape(rows, self._hidden)
+        is_plain = not odd and self._c.ggml_get_data(tensor) and self._c.ggml_is_contiguous(tensor)
+        return rows if is_plain else 0
 
-
-def route_rows(x: Float32, weights: Float32) -> Float32:
-    """`x @ weights.T` as one product of two vectors for each number, so that a row has the same bits in any company."""
-    logits: Float32 = np.vecdot(x[:, None, :], weights[None])
-    return logits
+    def _route(self, weights: int, x: int, rows: int, logits: int, experts: int) -> None:
+        """`logits` = `x` times `weights`, each row as if it were alone."""
+        c, row_bytes = self._c, _NUMBER_BYTES * self._hidden
+        needed = rows * (row_bytes + _NUMBER_BYTES * experts) + _SPARE_BYTES
+        if len(self._room) < needed:
+            self._room = ctypes.create_string_buffer(needed)
+        context = c.ggml_init(GgmlInitParams(len(self._room), ctypes.addressof(self._room), False))
+        try:
+            inputs = c.ggml_new_tensor_3d(context, _F32, self._hidden, 1, rows)
+            ctypes.memmove(c.ggml_get_data(inputs), x, rows * row_bytes)
+            product = c.ggml_mul_mat(context, weights, inputs)
+            graph = c.ggml_new_graph_custom(context, _NODES, False)
+            c.ggml_build_forward_expand(graph, product)
+            if c.ggml_graph_compute_with_ctx(context, graph, self._threads) == 0:
+                ctypes.memmove(logits, c.ggml_get_data(product), rows * experts * _NUMBER_BYTES)
+        finally:
+            c.ggml_free(context)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from shardcompute.backends.llamacpp.callback_switch import CallbackSwitch
 from shardcompute.backends.llamacpp.library import (
     Batch,
     ContextParams,
@@ -119,7 +120,10 @@ class StageContext:
         self._callback = EvalCallback(self._on_tensor)
         self._rows: Float32 = np.empty((ROWS_AT_ONCE, file.hidden), np.float32)
         self._got_rows = 0
-        self._routers = RouterRows(self._c, file.hidden) if file.has_experts and not on_gpu else None
+        has_routers = file.has_experts and not on_gpu
+        self._routers = RouterRows(self._c, file.hidden, threads) if has_routers else None
+        self._switch: CallbackSwitch | None = None
+        """Where the callback is there for routers alone, which a row alone does not need."""
         hidden = () if file.is_last else (f"l_out-{file.layers - 1}".encode() + b"\0",)
         self._wanted_names = hidden if self._routers is None else (*hidden, LOGITS)
         self._name_bytes = max(map(len, self._wanted_names), default=0)
@@ -190,6 +194,8 @@ class StageContext:
                 hint="give less to --kv-memory, or use a smaller --context",
             )
         self._memory = self._c.llama_get_memory(self._context)
+        if self._file.is_last and self._routers is not None:
+            self._switch = CallbackSwitch(self._c, self._context, self._callback)
 
     def _check_model(self) -> None:
         if self._c.llama_model_is_recurrent(self._model) or self._c.llama_model_is_hybrid(self._model):
@@ -229,6 +235,8 @@ class StageContext:
         self._set_keeps_hidden(keeps_hidden)
         self._inputs[:rows] = inputs
         self._batch.n_tokens = rows
+        if self._switch is not None:
+            self._switch.set(rows > 1)
         result = self._c.llama_decode(self._context, self._batch)
         if result == _FULL:
             raise CapacityError("llama.cpp found no room for these rows in its KV memory")

@@ -93,6 +93,7 @@ def quality(
 ) -> None:
     """Perplexity, LAMBADA accuracy and size of every weight form."""
     from shardcompute.bench.quality import run_quality_bench
+    from shardcompute.bench.report import Result, listed, write_json
     from shardcompute.bench.tables import render_results
     from shardcompute.core.settings import load_settings
     from shardcompute.weights.sources.reference import parse_reference
@@ -105,9 +106,14 @@ def quality(
         for folder in sorted(sources.iterdir() if sources else ())
         if (folder / "config.json").is_file()
     }
+
+    def keep(results: list[Result]) -> None:
+        if json_file is not None:
+            write_json(json_file, {"results": listed(results)})
+
     with BenchProgress() as say:
         results = run_quality_bench(
-            lambda: resolve(reference, settings), forms.split(","), data, texts, threads, say, published
+            lambda: resolve(reference, settings), forms.split(","), data, texts, threads, say, published, keep
         )
     finish(results, render_results(results, "form", tables=("source",)), json_file)
 
