@@ -68,7 +68,8 @@ class TorchGroup:
         self._group = open_group(members, name)
         self._name = name
         self._splits: dict[tuple[int, ...], int] = {}
-        self._device = torch.device(meeting.device)
+        # Arrays come from the host, and gloo carries them from there: it sends nothing from a device's memory.
+        self._carrier = torch.device(meeting.device if meeting.backend == "nccl" else "cpu")
         self.members = tuple(members)
         self.rank = self.members.index(meeting.rank)
         self.size = len(self.members)
@@ -279,7 +280,7 @@ class TorchGroup:
         tensor = (
             torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype == BFLOAT16 else None
         )
-        return (torch.from_numpy(array) if tensor is None else tensor).to(self._device)
+        return (torch.from_numpy(array) if tensor is None else tensor).to(self._carrier)
 
     def _to_numpy(self, tensor: Any, dtype: Any) -> Array:
         host = tensor.detach().cpu().contiguous()

@@ -141,6 +141,17 @@ def test_two_ranks_share_a_gpu_through_gloo() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no GPU here")
+def test_tensors_of_a_shared_gpu_are_added_on_it() -> None:
+    def work(group: TorchGroup) -> Any:
+        return group.all_reduce_tensor(torch.full((3, 4), float(group.rank + 1), device="cuda:0"))
+
+    for found in run_torch(2, work, ["cuda:0"] * 2):
+        assert found.device.type == "cuda"
+        assert found.tolist() == [[3.0] * 4] * 3
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each of two ranks")
 def test_nccl_gives_the_bits_of_our_own_fabrics() -> None:
     expected = run_ranks(thread_groups(2), operations)
