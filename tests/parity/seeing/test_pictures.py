@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.backends.executor import EncodingExecutor, Executor, ExecutorOptions
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import UnsupportedModelError, UsageError
@@ -217,6 +218,31 @@ def test_a_prompt_in_pieces_beside_text_gives_the_same_bits(
         np.testing.assert_array_equal(np.concatenate(beside), alone[: len(beside)])
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=2e-4)
     np.testing.assert_allclose(np.concatenate(beside), alone[: len(beside)], atol=2e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_thread_of_its_own_encodes_pictures_beside_steps(
+    backend: str, folder: Callable[[str], Path], reference: Callable[[str], Reference]
+) -> None:
+    text = np.random.default_rng(5).integers(3, ROW_ID, 40)
+    with chain(folder("qwen2_5_vl"), backend) as model:
+        prepared = _prepare(model.spec, 2)
+        ids = _prompt(prepared)
+        pictures = _pictures(model.spec, ids, prepared)
+        spans, patches = [each.span for each in pictures], [each.patches for each in pictures]
+        executor = model.executors[0]
+        assert isinstance(executor, EncodingExecutor)
+        assert executor.needs_encoding(spans, patches)
+        alone = model.step([Segment(2, 0, len(text), len(text))], text)
+        with ThreadPoolExecutor(1) as pool:
+            encoded = pool.submit(executor.encode_pictures, spans, patches)
+            beside = model.step([Segment(3, 0, len(text), len(text))], text)
+            encoded.result(timeout=60)
+        assert not executor.needs_encoding(spans, patches)
+        model.open(1, pictures)
+        whole = model.step([Segment(1, 0, len(ids), len(ids))], ids)
+    np.testing.assert_array_equal(beside, alone)
+    np.testing.assert_allclose(whole, _expected(reference("qwen2_5_vl"), model.spec, ids, 2), atol=2e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

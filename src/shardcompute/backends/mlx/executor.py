@@ -17,9 +17,9 @@ import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
 from shardcompute.backends.host.eager_tower import EagerTower
-from shardcompute.backends.host.pictures import SessionPictures
+from shardcompute.backends.host.pictures import Encode, SessionPictures
 from shardcompute.backends.kv import KvSessions
-from shardcompute.backends.matrix import Array
+from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.mlx.device import choose_format, is_gpu_stream, open_stream
 from shardcompute.backends.mlx.kv import MlxKv
 from shardcompute.backends.mlx.ops import LayerKv, MlxOps, StepArrays, step_arrays
@@ -88,16 +88,25 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
         self._head = network.load_head(ops) if network.is_last else None
 
     def _open_pictures(self, dtype: Any, context_length: int) -> SessionPictures:
-        network, encode = self._network.pictures, None
+        network = self._network.pictures
+        encode: Encode | None = None
         if network is not None and self._network.is_first:
-            encode = EagerTower(network, MlxPatchOps(0, dtype)).encode
+            # On a stream of its own, from its weights on: pictures are encoded while steps are computed.
+            stream = open_stream("mlx" if is_gpu_stream(self._stream) else "cpu")
+            with mx.stream(stream):
+                tower = EagerTower(network, MlxPatchOps(0, dtype))
+
+            def encode(span: PictureSpan, patches: bytes) -> Float32:
+                with mx.stream(stream):
+                    return tower.encode(span, patches)
+
         return SessionPictures(network, encode, max_rows=self._max_rows, context_length=context_length)
 
-    def open_pictures(
-        self, session: int, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None
-    ) -> None:
-        with self._lock, mx.stream(self._stream):
-            super().open_pictures(session, spans, patches)
+    def needs_encoding(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> bool:
+        return self._pictures.needs_encoding(spans, patches)
+
+    def encode_pictures(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> None:
+        self._pictures.encode(spans, patches)
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         self._check(segments, inputs)

@@ -7,6 +7,7 @@ session may begin with a token that the host has not seen yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,8 +67,7 @@ class TorchExecutor(KvSessions[PagedKv]):
         """Of pictures, in the step that is computed."""
         with torch.inference_mode():
             self._load_weights(network)
-            if self._device.type != "cuda":
-                self._pictures = self._open_pictures(network, options.context_length)
+            self._pictures: SessionPictures = self._open_pictures(network, options.context_length)
             if self._graphs is not None:
                 self._graphs.capture(self._max_rows)
 
@@ -89,16 +89,17 @@ class TorchExecutor(KvSessions[PagedKv]):
 
     def _open_pictures(self, network: Network, context_length: int) -> SessionPictures:
         encode: Encode | None = None
-        if network.pictures is not None and network.is_first:
-            tower = EagerTower(network.pictures, self._ops)
+        # Our kernels for CUDA turn rows by their positions alone.
+        pictures = None if self._device.type == "cuda" else network.pictures
+        if pictures is not None and network.is_first:
+            # Primitives of its own: pictures are encoded while steps are computed.
+            tower = EagerTower(pictures, TorchOps(self._kv, context_length, self._device, self._dtype))
 
             def encode(span: PictureSpan, patches: bytes) -> Float32:
                 with torch.inference_mode():
                     return tower.encode(span, patches)
 
-        return SessionPictures(
-            network.pictures, encode, max_rows=self._max_rows, context_length=context_length
-        )
+        return SessionPictures(pictures, encode, max_rows=self._max_rows, context_length=context_length)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -164,6 +165,13 @@ class TorchExecutor(KvSessions[PagedKv]):
         """`step` on tensors: the result stays on the device, is not waited for, and holds until the next step."""
         return self._compute(self._plan(segments), inputs, keeps_hidden=keeps_hidden).result
 
+    def needs_encoding(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> bool:
+        # Nobody has tried two threads on an Apple GPU.
+        return self._device.type != "mps" and self._pictures.needs_encoding(spans, patches)
+
+    def encode_pictures(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> None:
+        self._pictures.encode(spans, patches)
+
     def close_session(self, session: int) -> None:
         super().close_session(session)
         self._last.forget([session])
@@ -191,10 +199,22 @@ class TorchExecutor(KvSessions[PagedKv]):
 
     def _plan(self, segments: Sequence[Segment]) -> StepPlan:
         """Make room for a step. What cannot be done is refused here, before anything changes."""
-        if self._pictures is not None:
-            self._pictures.check(segments)
+        self._pictures.check(segments)
         self._kv.take(segments)
-        return plan_step(segments, self._kv)
+        plan = plan_step(segments, self._kv)
+        return self._seeing(plan) if self._pictures.are_in(segments) else plan
+
+    def _seeing(self, plan: StepPlan) -> StepPlan:
+        """With what pictures do to the positions and sights of rows."""
+        ends = [self._pictures.ends(segment) for segment in plan.segments]
+        joined = None
+        if any(each is not None for each in ends):
+            joined = plan.positions + 1
+            starts = np.cumsum([0, *(segment.count for segment in plan.segments)])
+            for start, each in zip(starts, ends, strict=False):
+                if each is not None:
+                    joined[start : start + len(each)] = each
+        return replace(plan, turns=self._pictures.positions(plan.segments).astype(np.int32), ends=joined)
 
     def _compute(
         self, plan: StepPlan, inputs: torch.Tensor, slots: Sequence[int] = (), *, keeps_hidden: bool = False
@@ -202,27 +222,19 @@ class TorchExecutor(KvSessions[PagedKv]):
         with torch.inference_mode():
             if plan.order is not None:
                 inputs = inputs[torch.from_numpy(plan.order).to(inputs.device, torch.int64)]
+            self._rows = ()
+            if plan.turns is not None:
+                placed = self._pictures.rows(plan.segments)
+                self._rows = [(place, self._ops.upload(rows)) for place, rows in placed]
             computed = None if self._graphs is None else self._graphs.run(plan, inputs, slots)
             if computed is None:
                 self._ops.begin(plan)
-                self._see(plan)
                 computed = self._last.note(self._forward(upload(inputs, self._device), None), slots)
             computed = computed.first(len(plan.logit_rows) if self._network.is_last else plan.rows)
             self._normed = computed.normed if keeps_hidden else None
             if plan.order is None or self._network.is_last:
                 return computed
             return computed.reordered(plan.order)
-
-    def _see(self, plan: StepPlan) -> None:
-        """Rows, positions and sights of a step that has pictures."""
-        pictures = self._pictures
-        if pictures is None or not pictures.are_in(plan.segments):
-            self._rows = ()
-            self._ops.see(None, ())
-            return
-        self._rows = [(place, self._ops.upload(rows)) for place, rows in pictures.rows(plan.segments)]
-        ends = [pictures.ends(segment) for segment in plan.segments]
-        self._ops.see(pictures.positions(plan.segments), ends)
 
     def _choose_ops(self, options: ExecutorOptions, use_library: bool) -> tuple[TorchOps, LastPicks, Any]:
         sessions = self._kv.budget.total_pages

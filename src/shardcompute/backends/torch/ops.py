@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from shardcompute.backends.executor import PatchRows
 from shardcompute.backends.host.low_rank import LowRank
-from shardcompute.backends.matrix import Array, Float32, Matrix
+from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import (
     Activation,
     Attention,
@@ -68,14 +68,9 @@ class TorchOps:
         self._axes: dict[int, torch.Tensor] = {}
         """By rotation, of those that turn rows of pictures by several axes."""
         self._turns: torch.Tensor | None = None
-        self._ends: Sequence[torch.Tensor | None] = ()
+        self._ends: torch.Tensor | None = None
+        self._adapters: torch.Tensor | None = None
         self._patches: PatchRows | None = None
-
-    def see(self, turns: Array | None, ends: Sequence[Array | None]) -> None:
-        """What pictures do to the rows of the step that begins: positions `[3, rows]` by which they turn, and where
-        what they see ends. None, and nothing, where there are none."""
-        self._turns = None if turns is None else torch.from_numpy(turns).to(self._device)
-        self._ends = [None if each is None else torch.from_numpy(each).to(self._device) for each in ends]
 
     def begin(self, plan: StepPlan) -> None:
         self._plan = plan
@@ -86,9 +81,17 @@ class TorchOps:
         pages = tables[owners, self._positions // PAGE_TOKENS]
         self._places = pages * PAGE_TOKENS + self._positions % PAGE_TOKENS
         self._tables = tables
-        self._adapters: torch.Tensor | None = None
-        if any(segment.adapter for segment in plan.segments):
-            self._adapters = torch.tensor(row_adapters(plan.segments), device=self._device)
+        self._turns, self._ends = (
+            None if each is None else torch.from_numpy(each).to(self._device, torch.int64)
+            for each in (plan.turns, plan.ends)
+        )
+        self._adapters = self._adapters_of(plan)
+
+    def _adapters_of(self, plan: StepPlan) -> torch.Tensor | None:
+        """The numbers of the rows' adapters, None where none was chosen."""
+        if not plan.has_adapters:
+            return None
+        return torch.tensor(row_adapters(plan.segments), device=self._device)
 
     def accept(self, inputs: torch.Tensor) -> torch.Tensor:
         """Token ids, or hidden rows from another slice, in the form that is computed with."""
@@ -219,13 +222,16 @@ class TorchOps:
 
     def attend_patches(self, q: Any, k: Any, v: Any, attention: PatchAttention) -> torch.Tensor:
         assert self._patches is not None
-        parts = [self._value(each).unflatten(-1, (attention.heads, -1)).transpose(0, 1) for each in (q, k, v)]
-        blocks = self._patches.windows if attention.is_windowed else [(0, parts[0].shape[1])]
+        # With an axis for batches, without which torch takes kernels that keep all scores.
+        parts = [
+            self._value(each).unflatten(-1, (attention.heads, -1)).transpose(0, 1)[None] for each in (q, k, v)
+        ]
+        blocks = self._patches.windows if attention.is_windowed else [(0, parts[0].shape[2])]
         out = [
-            functional.scaled_dot_product_attention(*(part[:, start:stop] for part in parts))
+            functional.scaled_dot_product_attention(*(part[:, :, start:stop] for part in parts))
             for start, stop in blocks
         ]
-        return torch.cat(out, dim=1).transpose(0, 1).flatten(1)
+        return torch.cat(out, dim=2)[0].transpose(0, 1).flatten(1)
 
     def merge_rows(self, x: Any, count: int) -> torch.Tensor:
         rows = self._value(x)
@@ -268,7 +274,7 @@ class TorchOps:
             pages = tables[index, : -(-segment.stop // PAGE_TOKENS)]
             keys, values = self._kv.read(layer, pages, segment.stop)
             part = q[rows : rows + segment.count].contiguous()
-            ends = self._ends[index] if self._ends else None
+            ends = None if self._ends is None else self._ends[rows : rows + segment.count]
             out.append(attend_one(part, keys, values, segment, attention, ends))
             rows += segment.count
         return out[0] if len(out) == 1 else torch.cat(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,8 @@ class StepPlan:
     """Per row its position and owner (index of its segment); per segment its page table; and the logit rows.
 
     Short segments come first, `short_rows` rows in all; `order` says which row of the batch each row is, or is None
-    where they are in the batch's own order.
+    where they are in the batch's own order. `turns [3, rows]` are positions by which rows turn (see `SessionPictures`),
+    None: by their own; `ends` where what each row sees ends, None: behind itself.
     """
 
     segments: tuple[Segment, ...]
@@ -32,10 +34,16 @@ class StepPlan:
     logit_rows: Int32
     short_rows: int
     order: Int32 | None = None
+    turns: Int32 | None = None
+    ends: Int32 | None = None
 
     @property
     def rows(self) -> int:
         return len(self.positions)
+
+    @property
+    def has_adapters(self) -> bool:
+        return any(segment.adapter for segment in self.segments)
 
 
 def plan_step(segments: Sequence[Segment], kv: PagedKv) -> StepPlan:
@@ -60,15 +68,23 @@ def plan_step(segments: Sequence[Segment], kv: PagedKv) -> StepPlan:
 
 
 def cut_blocks(plan: StepPlan) -> Int32:
-    """The rows of long segments in blocks, `[blocks, 2]`: (first row, rows). A block's rows lie in one page."""
+    """The rows of long segments in blocks, `[blocks, 2]`: (first row, rows). A block's rows lie in one page, and all or
+    none of them see further than themselves."""
     blocks: list[tuple[int, int]] = []
     row = 0
     for segment in plan.segments:
         if _is_long(segment):
-            first_page = segment.start // PAGE_TOKENS * PAGE_TOKENS
-            for page in range(first_page, segment.stop, PAGE_TOKENS):
-                start, stop = max(page, segment.start), min(page + PAGE_TOKENS, segment.stop)
-                blocks.append((row + start - segment.start, stop - start))
+            edges = {segment.start, segment.stop}
+            edges.update(
+                page * PAGE_TOKENS
+                for page in range(segment.start // PAGE_TOKENS + 1, -(-segment.stop // PAGE_TOKENS))
+            )
+            if plan.ends is not None:
+                own = slice(row, row + segment.count)
+                is_far = plan.ends[own] > plan.positions[own] + 1
+                edges.update((segment.start + 1 + np.flatnonzero(is_far[1:] != is_far[:-1])).tolist())
+            ordered = sorted(edges)
+            blocks += [(row + start - segment.start, stop - start) for start, stop in pairwise(ordered)]
         row += segment.count
     return np.asarray(blocks, dtype=np.int32).reshape(-1, 2)
 

@@ -158,9 +158,12 @@ class AdaptedLinear:
 
     def apply_adapted(self, x: torch.Tensor, adapters: torch.Tensor) -> torch.Tensor:
         """With the numbers of the rows' adapters."""
-        inner = functional.linear(x, self.down)
-        inner = torch.where(adapters[:, None] == self.owners, inner, torch.zeros_like(inner))
+        inner = self.own_ranks(functional.linear(x, self.down), adapters)
         return self.base.apply(x) + functional.linear(inner, self.up)
+
+    def own_ranks(self, inner: torch.Tensor, adapters: torch.Tensor) -> torch.Tensor:
+        """Of `down · x`, what belongs to each row's adapter; zeros elsewhere."""
+        return torch.where(adapters[:, None] == self.owners, inner, torch.zeros_like(inner))
 
 
 def load_adapted(
