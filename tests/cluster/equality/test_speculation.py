@@ -89,7 +89,7 @@ def test_the_cluster_knows_which_drafters_are_at_work(lab: LabSwarm) -> None:
     """The last stage tells of its draft head with heartbeats; all others have none to tell of."""
 
     def at_work() -> dict[str, str]:
-        (chain,) = view_chains(lab.state, 0.0, {}, {}, {"tiny"})
+        (chain,) = view_chains(lab.state, 0.0, {}, {}, {"tiny": ""})
         return {each.drafter: each.state for each in chain.drafters}
 
     everyone = dict.fromkeys(("ngram", "head", "model"), "at work")

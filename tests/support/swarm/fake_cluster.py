@@ -113,8 +113,8 @@ class FakeSwarm:
         """Those that are open; nobody asks these for more than whether they see."""
         return ()
 
-    def models_with_draft_head(self) -> set[str]:
-        return set()
+    def draft_heads(self) -> dict[str, str]:
+        return {}
 
     def serves(self, model: str) -> bool:
         return model not in self.unopened

@@ -153,7 +153,7 @@ class ClusterAdmin(Closing):
             models=view_models(
                 state, now_s, {each.name for each in swarm.models() if each.vision is not None}
             ),
-            chains=view_chains(state, now_s, swarm.timings(), load.routers, swarm.models_with_draft_head()),
+            chains=view_chains(state, now_s, swarm.timings(), load.routers, swarm.draft_heads()),
             fetches=self._fetches.views(),
             load=LoadView(
                 running=load.running,

@@ -29,12 +29,16 @@ class DrafterView:
 
 
 def view_drafters(
-    state: ClusterState, chain: Chain, router: Mapping[str, float] = _NOTHING, *, has_draft_head: bool = False
+    state: ClusterState,
+    chain: Chain,
+    router: Mapping[str, float] = _NOTHING,
+    *,
+    problem: str | None = None,
 ) -> tuple[DrafterView, ...]:
-    """`router` is what the chain's router of drafts has measured (`decoding.router`); `has_draft_head`: its model has
-    one, so its last stage is to draft."""
+    """`router` is what the chain's router of drafts has measured (`decoding.router`); `problem` is why no last stage
+    can draft although its model has a draft head ("": it can), None where it has none."""
     views = [_at_work("ngram", "", router)]
-    if (head := _view_draft_head(state, chain, router, has_draft_head)) is not None:
+    if (head := _view_draft_head(state, chain, router, problem)) is not None:
         views.append(head)
     requested = state.models.get(chain.model)
     if requested is not None and requested.has_draft_model:
@@ -43,13 +47,16 @@ def view_drafters(
 
 
 def _view_draft_head(
-    state: ClusterState, chain: Chain, router: Mapping[str, float], has_draft_head: bool
+    state: ClusterState, chain: Chain, router: Mapping[str, float], problem: str | None
 ) -> DrafterView | None:
+    if problem:
+        told = f"{HEAD_DRAFTER}: missing: {problem}"
+        return DrafterView(drafter=HEAD_DRAFTER, state="missing", text=told)
     node = state.nodes.get(chain.stages[-1].node) if chain.stages else None
     if node is None:
         return None
     # Of what its last stage has not told yet with a heartbeat nothing is known.
-    unknown = HeldDraftHead(chain.id) if has_draft_head else None
+    unknown = None if problem is None else HeldDraftHead(chain.id)
     held = next((each for each in node.draft_heads if each.chain == chain.id), unknown)
     if held is None:
         return None

@@ -271,14 +271,15 @@ def view_chains(
     now_s: float,
     timings: Timings,
     routers: Routers = MappingProxyType({}),
-    with_draft_head: Collection[str] = (),
+    draft_heads: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[ChainView, ...]:
-    """Chains that are not retired. `with_draft_head` are the models whose last stages are to draft."""
+    """Chains that are not retired. `draft_heads` has the models whose last stages are to draft, each with why they
+    cannot."""
     return tuple(
         replace(
             _view_chain(state, chain, now_s, timings.get(chain.id, ())),
             drafters=view_drafters(
-                state, chain, routers.get(chain.id, {}), has_draft_head=chain.model in with_draft_head
+                state, chain, routers.get(chain.id, {}), problem=draft_heads.get(chain.model)
             ),
         )
         for chain in state.live_chains()

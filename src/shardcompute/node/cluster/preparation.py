@@ -35,6 +35,8 @@ class PreparedModel:
     served: ServedWeights
     drafters: Sequence[Drafter]
     has_draft_head: bool
+    draft_head_problem: str = ""
+    """Why one that is there is left out."""
 
 
 def prepare_model(
@@ -44,7 +46,7 @@ def prepare_model(
     tokenizer = checkpoint.tokenizer()
     if is_fallback(checkpoint.spec):
         check_form(checkpoint.name, form)
-    draft_heads = draft_head_attachments(checkpoint, options.draft_heads)
+    draft_heads, problem = draft_head_attachments(checkpoint, options.draft_heads)
     served = prepare_served(
         checkpoint,
         form,
@@ -60,7 +62,9 @@ def prepare_model(
         },
     )
     drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
-    return PreparedModel(checkpoint, tokenizer, served, drafters, has_draft_head=bool(draft_heads))
+    return PreparedModel(
+        checkpoint, tokenizer, served, drafters, has_draft_head=bool(draft_heads), draft_head_problem=problem
+    )
 
 
 def pool_model(prepared: PreparedModel, context_length: int, speculation: Speculation) -> PoolModel:
@@ -77,6 +81,7 @@ def pool_model(prepared: PreparedModel, context_length: int, speculation: Specul
         speculation_for(checkpoint.spec, speculation),
         prepared.drafters,
         has_draft_head=prepared.has_draft_head,
+        draft_head_problem=prepared.draft_head_problem,
         adapters=tuple(adapter.name for adapter in checkpoint.adapters),
         vision=checkpoint.spec.vision,
     )

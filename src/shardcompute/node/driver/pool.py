@@ -56,6 +56,8 @@ class PoolModel:
     """Beside the one that every driver has."""
     has_draft_head: bool = False
     """Whether last stages draft."""
+    draft_head_problem: str = ""
+    """Why they do not although somebody made a draft head."""
     adapters: tuple[str, ...] = ()
     """Those that every stage has beside its weights."""
     vision: VisionSpec | None = None
@@ -306,10 +308,11 @@ class DriverPool:
             for each in models
         )
 
-    def models_with_draft_head(self) -> set[str]:
-        """Names of those whose last stages are to draft."""
+    def draft_heads(self) -> dict[str, str]:
+        """The models whose last stages are to draft, each with why they cannot ("": they can)."""
         with self._lock:
-            return {each.name for each in self._models.values() if each.has_draft_head}
+            models = list(self._models.values())
+        return {m.name: m.draft_head_problem for m in models if m.has_draft_head or m.draft_head_problem}
 
     def codec(self, model: str) -> Tokenizer:
         return self._find(model)[0].tokenizer

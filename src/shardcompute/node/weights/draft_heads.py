@@ -49,8 +49,9 @@ def save_draft_head(folder: Path, checkpoint: Checkpoint, weights: DraftHeadWeig
     return path
 
 
-def draft_head_attachments(checkpoint: Checkpoint, folder: Path | None) -> dict[str, bytes]:
-    """A model's draft head to be served with it, where one was saved in the folder or comes with the package."""
+def draft_head_attachments(checkpoint: Checkpoint, folder: Path | None) -> tuple[dict[str, bytes], str]:
+    """A model's draft head to be served with it, where one was saved in the folder or comes with the package; and why
+    one that is there is left out."""
     path = None if folder is None else _path(folder, checkpoint)
     if path is not None and path.exists():
         with disk_errors(path):
@@ -58,13 +59,14 @@ def draft_head_attachments(checkpoint: Checkpoint, folder: Path | None) -> dict[
     else:
         content = packaged_draft_head(checkpoint)
     if content is None:
-        return {}
+        return {}, ""
     try:
         decode_draft_head(content, checkpoint.spec.hidden)
     except CorruptModelError as error:
-        log.warning("%s is left out: %s", path, error)
-        return {}
-    return {DRAFT_HEAD: content}
+        problem = f"{path or 'the packaged one'} is left out: {error.message}"
+        log.warning("%s", problem)
+        return {}, problem
+    return {DRAFT_HEAD: content}, ""
 
 
 def packaged_draft_head(checkpoint: Checkpoint) -> bytes | None:

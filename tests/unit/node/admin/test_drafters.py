@@ -22,9 +22,9 @@ def told(cluster: FakeCluster, chain: Chain, *heads: HeldDraftHead) -> None:
 
 
 def head_of(
-    cluster: FakeCluster, chain: Chain, router: dict[str, float], has_draft_head: bool = True
+    cluster: FakeCluster, chain: Chain, router: dict[str, float], problem: str | None = ""
 ) -> DrafterView | None:
-    views = view_drafters(cluster.coordinator.state, chain, router, has_draft_head=has_draft_head)
+    views = view_drafters(cluster.coordinator.state, chain, router, problem=problem)
     assert views[0].drafter == "ngram"
     return next((each for each in views if each.drafter == "head"), None)
 
@@ -41,7 +41,7 @@ def chain(cluster: FakeCluster) -> Chain:
 
 
 def test_a_model_without_one_has_none(cluster: FakeCluster, chain: Chain) -> None:
-    assert head_of(cluster, chain, {}, has_draft_head=False) is None
+    assert head_of(cluster, chain, {}, problem=None) is None
 
 
 def test_what_was_not_told_yet_is_being_loaded(cluster: FakeCluster, chain: Chain) -> None:
@@ -71,4 +71,10 @@ def test_one_that_should_be_and_is_not_says_why(cluster: FakeCluster, chain: Cha
 
 def test_of_other_chains_nothing_is_said(cluster: FakeCluster, chain: Chain) -> None:
     told(cluster, chain, HeldDraftHead("another", 5))
-    assert head_of(cluster, chain, {}, has_draft_head=False) is None
+    assert head_of(cluster, chain, {}, problem=None) is None
+
+
+def test_one_that_nobody_can_read_says_so_before_any_stage_does(cluster: FakeCluster, chain: Chain) -> None:
+    view = head_of(cluster, chain, {}, problem="head.draft is left out: it is cut off")
+    assert view is not None
+    assert (view.state, view.text) == ("missing", "head: missing: head.draft is left out: it is cut off")

@@ -40,12 +40,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
 
 
 def test_a_head_is_kept_and_found(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    assert draft_head_attachments(checkpoint, None) == {}
-    assert draft_head_attachments(checkpoint, tmp_path) == {}
+    assert draft_head_attachments(checkpoint, None) == ({}, "")
+    assert draft_head_attachments(checkpoint, tmp_path) == ({}, "")
     for seed in (1, 2):
         weights = random_draft_head(checkpoint.spec, seed=seed)
         path = save_draft_head(tmp_path, checkpoint, weights)
-        assert draft_head_attachments(checkpoint, tmp_path) == {DRAFT_HEAD: encode_draft_head(weights)}
+        assert draft_head_attachments(checkpoint, tmp_path) == ({DRAFT_HEAD: encode_draft_head(weights)}, "")
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -54,7 +54,9 @@ def test_a_damaged_head_is_left_out(
 ) -> None:
     path = save_draft_head(tmp_path, checkpoint, random_draft_head(checkpoint.spec))
     path.write_bytes(b"cut short")
-    assert draft_head_attachments(checkpoint, tmp_path) == {}
+    found, problem = draft_head_attachments(checkpoint, tmp_path)
+    assert found == {}
+    assert str(path) in problem
     assert "left out" in caplog.text
 
 
