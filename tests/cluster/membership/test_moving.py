@@ -49,3 +49,44 @@ def test_a_coordinator_that_moved_is_found_again(tmp_path: Path, tiny: Path, alo
         assert ELSEWHERE in {urlsplit(url).hostname for url in told[0]}
         lab.wait_serving(stages=1)
         assert_undisturbed(lab, alone, start_streams(lab, alone, 2, 20))
+
+
+@needs_loopback_net
+def test_a_driver_follows_a_coordinator_that_moved(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    """Amid its answers: they go on, it is found where it is now and written down, and both serve as before."""
+    with swarm(tmp_path, tiny, layers=(3, 3), stages=2) as lab:
+
+        def find_again() -> list[str]:
+            return [lab.cluster.url.replace("127.0.0.1", ELSEWHERE)]
+
+        driver = lab.add_driver(find_again=find_again)
+        lab.wait_driving(driver)
+        for worker in lab.workers:
+            worker._control._find_again = find_again
+        talks = start_streams(lab, alone, driver=driver)
+        before = lab.state.nodes[driver.node].incarnation
+        lab.cluster._endpoint.move(ELSEWHERE)
+        lab.cluster._endpoint.arrived()
+        lab.wait_until(lambda: lab.state.nodes[driver.node].incarnation > before, "it has come back")
+        written = lab.folder / driver._options.name / "member.json"
+        lab.wait_until(lambda: written.exists() and ELSEWHERE in written.read_text(), "it is written down")
+        assert_undisturbed(lab, alone, talks)
+        lab.wait_serving(stages=2)
+        lab.wait_driving(driver)
+        assert_undisturbed(lab, alone, start_streams(lab, alone, 2, 20, driver))
+        assert_undisturbed(lab, alone, start_streams(lab, alone, 2, 20))
+
+
+@needs_loopback_net
+def test_a_driver_with_another_address_goes_on(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(3, 3), stages=2) as lab:
+        driver = lab.add_driver()
+        lab.wait_driving(driver)
+        talks = start_streams(lab, alone, driver=driver)
+        driver._endpoint.move(ELSEWHERE)
+        lab.wait_until(
+            lambda: urlsplit(lab.state.nodes[driver.node].address).hostname == ELSEWHERE, lab.describe
+        )
+        assert_undisturbed(lab, alone, talks)
+        lab.wait_driving(driver)
+        assert_undisturbed(lab, alone, start_streams(lab, alone, 2, 20, driver))

@@ -455,14 +455,14 @@ class LabSwarm(Closing):
 
     # Drivers beside the coordinator's own
 
-    def add_driver(self) -> StandaloneDriver:
+    def add_driver(self, **options: Any) -> StandaloneDriver:
         """Another driver, not yet in use."""
         self._joined += 1
-        return self.open_driver(self.folder / f"driver-{self._joined}")
+        return self.open_driver(self.folder / f"driver-{self._joined}", **options)
 
-    def open_driver(self, folder: Path) -> StandaloneDriver:
+    def open_driver(self, folder: Path, **given: Any) -> StandaloneDriver:
         credentials, urls = join_cluster(self.token, folder, Role.DRIVER)
-        options = StandaloneOptions(name=folder.name, transports=self.network.transports)
+        options = StandaloneOptions(name=folder.name, transports=self.network.transports, **given)
         driver = StandaloneDriver(credentials, urls, options)
         self.drivers.append(driver)
         driver.start()

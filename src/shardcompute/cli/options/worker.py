@@ -104,6 +104,15 @@ Shape = Annotated[
     str | None,
     typer.Option("--shape", metavar="MACHINE@FILE", hidden=True, help="Send as an emulated network would."),
 ]
+Through = Annotated[
+    str | None,
+    typer.Option(
+        "--through",
+        metavar="URL",
+        help="Door of the coordinator's relay, such as wss://HOST:443, for networks that let only the web out; an "
+        "HTTP proxy is used where the environment names one.",
+    ),
+]
 Found = Annotated[
     str | None,
     typer.Option("--found", metavar="JSON", hidden=True, help="Devices that whoever starts this has found."),

@@ -16,7 +16,7 @@ from shardcompute.cli.options.cluster import ImageUrls, ImageUrlsOption
 from shardcompute.cli.options.https import Https, HttpsChoice, TlsCert, TlsKey
 from shardcompute.cli.options.keys import AllowedHost, RequireKey, ServerKeyFile, server_keys
 from shardcompute.cli.options.records import with_options
-from shardcompute.cli.options.worker import Host, Port, Shape, driver_folder
+from shardcompute.cli.options.worker import Host, Port, Shape, Through, driver_folder
 from shardcompute.cli.serve.addresses import (
     check_ports,
     is_loopback,
@@ -27,7 +27,7 @@ from shardcompute.cli.serve.addresses import (
 from shardcompute.cli.serve.greeting import greeting
 from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.stopping import exit_at_once
-from shardcompute.core.errors import AuthError
+from shardcompute.core.errors import AuthError, UsageError
 from shardcompute.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -102,9 +102,12 @@ class DriverArguments:
     def needs_key(self, keys: list[str]) -> bool:
         return bool(keys) or self.require_key or not is_loopback(self.api_host)
 
-    def options(self, member: EnrolledNode) -> StandaloneOptions:
+    def options(self, member: EnrolledNode, settings: Settings) -> StandaloneOptions:
+        from shardcompute.node.discovery.again import coordinator_finder
         from shardcompute.node.driver.standalone import StandaloneOptions
+        from shardcompute.node.enrolment.stored import authority_of
 
+        credentials = member.credentials
         host, advertise = node_addresses(member.control_urls[0], self.host, self.advertise)
         return StandaloneOptions(
             host=host,
@@ -112,6 +115,8 @@ class DriverArguments:
             advertise=advertise,
             name=self.name or "",
             transports=open_transports(self.shape),
+            follows_address=self.host is None and self.advertise is None,
+            find_again=coordinator_finder(authority_of(credentials), credentials.authority_pem, settings.dht),
         )
 
 
@@ -125,6 +130,7 @@ def driver(
         ),
     ] = None,
     *,
+    through: Through = None,
     arguments: DriverArguments,
 ) -> None:
     """Serve a cluster's models over HTTP from this machine too, until Ctrl-C.
@@ -139,6 +145,11 @@ def driver(
     from shardcompute.security.tokens import parse_token
 
     screen = open_screen()
+    if through is not None and token is None:
+        raise UsageError(
+            "--through is for joining with a token",
+            hint="leave it out: a driver that has joined knows the doors of its coordinator's relay",
+        )
     folder = driver_folder(load_settings(), arguments.data_dir)
     # A wrong key or certificate is said before anything is started.
     server_keys(arguments.api_key_file, load_settings())
@@ -147,7 +158,7 @@ def driver(
     if token is None:
         member = open_enrolled(folder, Role.DRIVER)
     else:
-        member = join_from(folder, parse_token(token), Role.DRIVER)
+        member = join_from(folder, parse_token(token), Role.DRIVER, through or "")
         screen.say(f"joined {member.credentials.own.cluster} as {member.credentials.identity.node_id}")
     run_driver(folder, arguments, member, tls, screen)
 
@@ -164,7 +175,7 @@ def run_driver(
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(claim(folder / DRIVER_FILE, arguments.name or ""))
         stack.enter_context(logging_to_file(folder, "driver"))
-        options = arguments.options(member)
+        options = arguments.options(member, load_settings())
         check_ports([(arguments.api_host, arguments.api_port), (options.host, options.port)])
         serving = StandaloneDriver(member.credentials, list(member.control_urls), options)
         stack.enter_context(contextlib.closing(serving))

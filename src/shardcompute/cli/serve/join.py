@@ -12,7 +12,7 @@ from shardcompute.cli.console import Screen, has_terminal_input, open_screen, st
 from shardcompute.cli.options.cluster import JOIN_PORT
 from shardcompute.cli.options.engine import check_device
 from shardcompute.cli.options.records import with_options
-from shardcompute.cli.options.worker import WorkerArguments, WorkerFolder, worker_folder
+from shardcompute.cli.options.worker import Through, WorkerArguments, WorkerFolder, worker_folder
 from shardcompute.cli.progress import waiting
 from shardcompute.cli.serve.places import choose_for, join_places, serve_places
 from shardcompute.core.errors import LinkError, UsageError
@@ -64,15 +64,7 @@ def join(
             rich_help_panel=_PAIRING,
         ),
     ] = None,
-    through: Annotated[
-        str | None,
-        typer.Option(
-            "--through",
-            metavar="URL",
-            help="Door of the coordinator's relay, such as wss://HOST:443, for networks that let only the web out; an "
-            "HTTP proxy is used where the environment names one.",
-        ),
-    ] = None,
+    through: Through = None,
     data_dir: WorkerFolder = None,
     arguments: WorkerArguments,
 ) -> None:

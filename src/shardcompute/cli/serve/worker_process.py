@@ -103,6 +103,8 @@ def _worker_options(
     folder: Path, serving: WorkerServing, chosen: ChosenDevices, member: EnrolledNode
 ) -> WorkerOptions:
     from shardcompute.backends.processor import default_threads
+    from shardcompute.node.discovery.again import coordinator_finder
+    from shardcompute.node.enrolment.stored import authority_of
     from shardcompute.node.worker.memory.promise import check_promise, measure_process_bytes
     from shardcompute.node.worker.worker import WorkerOptions
 
@@ -132,24 +134,12 @@ def _worker_options(
         reads_originals=not serving.shape,
         sources=replace(settings, download_rate=serving.max_download or settings.download_rate),
         follows_address=serving.host is None and serving.advertise is None,
-        find_again=_finder(member, settings.dht),
+        find_again=coordinator_finder(
+            authority_of(member.credentials), member.credentials.authority_pem, settings.dht
+        ),
         max_upload=serving.max_upload,
         conditions=serving.conditions,
     )
-
-
-def _finder(member: EnrolledNode, dht: tuple[str, ...]) -> Callable[[], list[str]]:
-    """Looks for a coordinator that is not where it was: nearby, and in the hash table where one is named."""
-    from shardcompute.node.discovery.again import CoordinatorFinder, search_nearby
-    from shardcompute.node.enrolment.stored import authority_of
-
-    def search_dht() -> list[str]:
-        from shardcompute.node.discovery.dht.publishing import search_table
-
-        return list(search_table(member.credentials.authority_pem, dht)())
-
-    nearby = search_nearby(authority_of(member.credentials))
-    return CoordinatorFinder([nearby, search_dht] if dht else [nearby])
 
 
 def _is_beside(control_url: str, own_host: str) -> bool:

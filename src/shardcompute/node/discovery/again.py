@@ -40,6 +40,18 @@ class CoordinatorFinder:
         return list(found)
 
 
+def coordinator_finder(fingerprint: str, authority_pem: str, dht: Sequence[str]) -> CoordinatorFinder:
+    """For a member of the cluster with this authority: looks nearby, and in the hash table where one is named."""
+
+    def search_dht() -> Sequence[str]:
+        from shardcompute.node.discovery.dht.publishing import search_table
+
+        return search_table(authority_pem, dht)()
+
+    nearby = search_nearby(fingerprint)
+    return CoordinatorFinder([nearby, search_dht] if dht else [nearby])
+
+
 def search_nearby(fingerprint: str) -> Search:
     """In this network, for the cluster with this authority. Finds nothing where `zeroconf` is not installed."""
 

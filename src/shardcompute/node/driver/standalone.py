@@ -19,9 +19,10 @@ from shardcompute.node.driver.ledger_client import LedgerClient
 from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.enrolment.stored import remember_urls
 from shardcompute.node.rpc.commands import Introduce, NodeCommand, Probe
-from shardcompute.node.rpc.control_client import ControlClient
+from shardcompute.node.rpc.control_client import ControlClient, FindAgain
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
+from shardcompute.node.rpc.whereabouts import Whereabouts
 from shardcompute.security.api_keys import KeyBook, KeySummary
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.revocations import Revocations
@@ -41,6 +42,10 @@ class StandaloneOptions:
     name: str = ""
     transports: Transports = field(default_factory=default_transports)
     """How links are made, by the scheme of their URLs."""
+    follows_address: bool = False
+    """Whether it listens where its coordinator sees this machine, also when that changes; else at `host` alone."""
+    find_again: FindAgain = lambda: ()
+    """Says where else the coordinator may be, when it is where it was no longer."""
 
 
 class StandaloneDriver:
@@ -83,6 +88,8 @@ class StandaloneDriver:
             self._registered,
             on_accounts=self.quota.take,
             on_urls=lambda urls: remember_urls(credentials, urls),
+            whereabouts=Whereabouts(self._endpoint, follows=options.follows_address),
+            find_again=options.find_again,
         )
         self._endpoint.start()
 

@@ -91,7 +91,7 @@ def _apply(
     for each in credentials:
         each.save()
     urls = [_reachable(url, host) for url in admission.control_urls]
-    return credentials, [address, *urls] if "://" in address else urls
+    return credentials, list(dict.fromkeys([address, *urls])) if "://" in address else urls
 
 
 def _connect(address: str) -> tuple[socket.socket, str]:

@@ -41,12 +41,12 @@ class _Stored(msgspec.Struct, frozen=True):
     control_urls: tuple[str, ...]
 
 
-def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> EnrolledNode:
+def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER, through: str = "") -> EnrolledNode:
     """Join the token's cluster from `folder`, or renew what was joined before.
 
     UsageError if the folder belongs to another cluster; otherwise as `join_client.join_cluster`.
     """
-    [member] = join_all_from([folder], token, role)
+    [member] = join_all_from([folder], token, role, through)
     return member
 
 
