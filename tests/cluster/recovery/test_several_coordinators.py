@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
+
+from shardcompute.api.access.metering import KeyMeter
+from shardcompute.api.errors import RequestError
+from shardcompute.node.cluster import Cluster
+from shardcompute.security import KeyLimits
 from support.models.requests import mixture
 from support.swarm.fake_store import FakeStore
 from support.swarm.lab import Alone, LabSwarm, Talk, swarm
@@ -92,3 +99,38 @@ def test_a_leader_that_is_cut_off_from_the_store_gives_way(tmp_path: Path, tiny:
         keeper.close()
         former.close()
         assert lab.ask(start_streams(lab, alone, count=1)[0].request) is not None
+
+
+def spend(cluster: Cluster, key: str, tokens: int) -> int:
+    """An answer to a prompt of one token, at the coordinator's own API; all tokens that it took."""
+
+    async def run() -> int:
+        meter, caller = KeyMeter(cluster.quota), cluster.access.find_key(key)
+        assert caller is not None
+        await meter.admit(caller)
+        hold = await meter.hold(caller, 1, tokens - 1)
+        hold.settle(hold.prompt + hold.answer)
+        return hold.prompt + hold.answer
+
+    return asyncio.run(run())
+
+
+def test_what_a_key_used_at_the_first_is_used_at_the_second(tmp_path: Path, tiny: Path) -> None:
+    with swarm(tmp_path, tiny, layers=(), store=FakeStore()) as lab:
+        daily = lab.cluster.access.create_key("daily", limits=KeyLimits(tokens_per_day=300))
+        hasty = lab.cluster.access.create_key("hasty", limits=KeyLimits(requests_per_minute=2))
+        free = lab.cluster.access.create_key("free", limits=KeyLimits(tokens_per_day=300))
+        other = lab.add_candidate()
+        assert spend(lab.cluster, daily, 400) == 300
+        assert [spend(lab.cluster, hasty, 5) for _ in range(2)] == [5, 5]
+        assert spend(lab.cluster, free, 100) == 100
+        lab.cluster.quota.flush()  # as happens every two seconds
+        lab.client.is_cut_off = True  # whatever is done from now on leaves no trace
+        lab.kill_cluster()
+        lab.options = other
+        lab.open_cluster()
+        with pytest.raises(RequestError, match="0 of the 300 tokens"):
+            spend(lab.cluster, daily, 2)
+        with pytest.raises(RequestError, match="2 requests"):
+            spend(lab.cluster, hasty, 2)
+        assert spend(lab.cluster, free, 400) == 200, "what is left, and no more"

@@ -3,11 +3,13 @@
 Each server (a *holder*) draws tokens of the day in portions and says with every draw how much it has spent so far and
 what it still holds: cumulative figures, so that a message that comes twice counts once, and a ledger that forgot
 learns again. What a holder that is heard no more still held goes back after a minute; what it spent unheard is the
-user's gain. Requests a minute are a sliding window that is kept in memory.
+user's gain. Requests a minute are a sliding window; it is written down with the rest, now and then, so that who is
+started anew, or takes over, forgives those of the last seconds at most.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import zlib
@@ -27,6 +29,8 @@ LEASE_S = 60.0
 """So long a holder in another process may use what it was given without being heard again."""
 _SHARDS = 16
 _MOST_KEYS = 10_000
+_MOST_LOT_S = 2 * MINUTE_S
+"""So long a request counts at most, whatever clock wrote it down."""
 _MOST_HOLDERS = 64
 
 
@@ -100,6 +104,8 @@ class _KeyDay(msgspec.Struct, array_like=True):
 class _Shard(msgspec.Struct, array_like=True):
     day: int
     keys: dict[str, _KeyDay]
+    windows: dict[str, list[tuple[int, int]]] = {}
+    """Of the last minute's requests: until when (in seconds since 1970) how many count."""
 
 
 @dataclass(slots=True)
@@ -118,6 +124,21 @@ class _Window:
             self.used += granted
             return granted, 0.0
         return 0, self.lots[0][0] - now_s if self.lots else 0.0
+
+    def told(self, now_s: float, wall_s: float) -> list[tuple[int, int]]:
+        """By the second, so that it is short however many there were."""
+        counts: dict[int, int] = {}
+        for until_s, count in self.lots:
+            if until_s > now_s:
+                at_s = math.ceil(wall_s + until_s - now_s)
+                counts[at_s] = counts.get(at_s, 0) + count
+        return sorted(counts.items())
+
+    @classmethod
+    def learnt(cls, told: list[tuple[int, int]], now_s: float, wall_s: float) -> _Window:
+        lots = ((min(at_s - wall_s, _MOST_LOT_S), count) for at_s, count in told)
+        left = sorted((now_s + left_s, count) for left_s, count in lots if left_s > 0 and count > 0)
+        return cls(deque(left), sum(count for _, count in left))
 
 
 class QuotaLedger:
@@ -142,7 +163,7 @@ class QuotaLedger:
         self._wall_clock = wall_clock
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._windows: dict[str, _Window] = {}
+        self._windows: list[dict[str, _Window]] = [{} for _ in range(_SHARDS)]
         self._heard_s: dict[tuple[str, str], float] = {}
         """By key and holder."""
         self._dirty: set[int] = set()
@@ -167,7 +188,7 @@ class QuotaLedger:
                 tokens = max(0, min(draw.tokens, limits.tokens_per_day - spent - account.held))
                 account.holders[name].held += tokens
             if limits.requests_per_minute is not None and draw.requests:
-                window = self._windows.setdefault(draw.key, _Window())
+                window = self._windows[shard_of(draw.key)].setdefault(draw.key, _Window())
                 requests, wait_s = window.take(
                     limits.requests_per_minute, draw.requests, draw.valid_s, self._clock()
                 )
@@ -185,14 +206,16 @@ class QuotaLedger:
         with self._writing:
             with self._lock:
                 dirty, self._dirty = sorted(self._dirty), set()
-                contents = [
-                    (number, msgspec.msgpack.encode(_Shard(self._day, self._shards[number])))
-                    for number in dirty
-                ]
+                contents = [(number, msgspec.msgpack.encode(self._told(number))) for number in dirty]
             for number, content in contents:
                 self._write(_name(number), content)
 
     # With the lock held
+
+    def _told(self, number: int) -> _Shard:
+        now_s, wall_s = self._clock(), self._wall_clock()
+        windows = {key: window.told(now_s, wall_s) for key, window in self._windows[number].items()}
+        return _Shard(self._day, self._shards[number], {key: told for key, told in windows.items() if told})
 
     def _position(self, name: str, draw: QuotaDraw) -> _KeyDay:
         """Of a key, with what this holder says of itself."""
@@ -231,8 +254,9 @@ class QuotaLedger:
         keys = self._shards[number]
         while len(keys) > _MOST_KEYS // _SHARDS:
             del keys[next(iter(keys))]
-        while len(self._windows) > _MOST_KEYS:
-            del self._windows[next(iter(self._windows))]
+        windows = self._windows[number]
+        while len(windows) > _MOST_KEYS // _SHARDS:
+            del windows[next(iter(windows))]
 
     def _load(self, number: int, content: bytes | None) -> None:
         if content is None:
@@ -241,9 +265,12 @@ class QuotaLedger:
             kept = msgspec.msgpack.decode(content, type=_Shard)
         except (ValueError, RecursionError) as error:
             raise SourceError(f"The ledger of tokens is damaged: {error}") from error
+        now_s, wall_s = self._clock(), self._wall_clock()
+        self._windows[number] = {
+            key: _Window.learnt(told, now_s, wall_s) for key, told in kept.windows.items()
+        }
         if kept.day == self._day:
             self._shards[number] = kept.keys
-            now_s = self._clock()
             self._heard_s |= {(key, name): now_s for key, each in kept.keys.items() for name in each.holders}
 
     def _today(self) -> int:

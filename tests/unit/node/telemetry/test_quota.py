@@ -134,6 +134,49 @@ def test_requests_of_all_servers_share_a_minute() -> None:
     assert ledger.draw(at(0, 0, version=1, requests=1), three).requests == 1
 
 
+def test_a_minute_goes_on_after_a_restart() -> None:
+    notes = Notes()
+    three, one = KeyLimits(requests_per_minute=3), at(0, 0, version=1, requests=1)
+    first = notes.open()
+    assert first.draw(replace(one, requests=2), three).requests == 2
+    notes.clock.now_s += 30.5
+    assert first.draw(one, three).requests == 1
+    first.flush()
+    second = notes.open()
+    refused = second.draw_for("b", one, three)
+    assert (refused.requests, refused.wait_s) == (0, pytest.approx(29.5, abs=1.0))
+    notes.clock.now_s += 31.0
+    assert [second.draw(one, three).requests for _ in range(3)] == [1, 1, 0], "the first two are over"
+    second.flush()
+    notes.clock.now_s += 200.0
+    assert notes.open().draw(replace(one, requests=3), three).requests == 3, "a minute, and not for ever"
+
+
+def test_no_clock_makes_a_minute_last() -> None:
+    """Another coordinator's clock may be wrong, or this one's set back."""
+    notes = Notes()
+    one, lot = KeyLimits(requests_per_minute=1), at(0, 0, version=1, requests=1)
+    ahead = Notes(notes.kept, Clock(notes.clock.now_s + 1000 * DAY_S))
+    ledger = ahead.open()
+    ledger.draw(lot, one)
+    ledger.flush()
+    here = notes.open()
+    assert here.draw(lot, one).wait_s <= 120.0
+    notes.clock.now_s += 121.0
+    assert here.draw(lot, one).requests == 1
+
+
+def test_what_is_written_of_a_minute_is_short() -> None:
+    notes = Notes()
+    ledger = notes.open()
+    for _ in range(5000):
+        ledger.draw(at(0, 0, version=1, requests=1), KeyLimits(requests_per_minute=100_000))
+        notes.clock.now_s += 0.01
+    ledger.flush()
+    (content,) = notes.kept.values()
+    assert len(content) < 2000
+
+
 def test_a_damaged_note_is_no_empty_one() -> None:
     notes = Notes()
     notes.open().draw_for("a", at(0, 0, version=1, tokens=40), HUNDRED)
