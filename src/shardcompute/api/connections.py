@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
+import select
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,6 +104,19 @@ class BoundedConnection(H11Protocol):
     def is_between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether something has come, or the client has gone, since we last looked."""
+        if sys.platform == "win32":
+            return False
+        else:
+            number = self.transport.get_extra_info("socket").fileno()
+            if number < 0:
+                return True
+            poll = select.poll()
+            poll.register(number, select.POLLIN)
+            return bool(poll.poll(0))
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.limits.most_connections:
@@ -156,18 +171,26 @@ class BoundedConnection(H11Protocol):
 
     def _make_room(self) -> None:
         self.limited_log.warning("most", "more than %d connections to the API", self.limits.most_connections)
+        silent = self._longest_silent()
+        if silent is None and len(self.connections) <= self.limits.most_connections + _RESERVED:
+            self.app = _answer_health_alone(self.app)
+            return
+        victim = silent or self
+        self._stop(victim._head_timer)
+        victim._head_timer = None
+        victim.transport.abort()
+
+    def _longest_silent(self) -> BoundedConnection | None:
         idle = [
             (each._head_timer.when(), index, each)
             for index, each in enumerate(self.connections)
             if isinstance(each, BoundedConnection) and each._head_timer is not None
         ]
-        if not idle and len(self.connections) <= self.limits.most_connections + _RESERVED:
-            self.app = _answer_health_alone(self.app)
-            return
-        victim = min(idle)[2] if idle else self
-        self._stop(victim._head_timer)
-        victim._head_timer = None
-        victim.transport.abort()
+        heapq.heapify(idle)
+        # One whose bytes wait to be read is not silent: it came in the same turn of the loop as whoever needs room.
+        while idle and idle[0][2].has_unread:
+            heapq.heappop(idle)
+        return idle[0][2] if idle else None
 
     def _stop(self, *timers: asyncio.TimerHandle | None) -> None:
         for timer in timers:

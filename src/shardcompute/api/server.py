@@ -83,6 +83,7 @@ async def serve(
         await asyncio.gather(watcher, renewing, return_exceptions=True)
         await server.end_listening()
         listener.close()
+        await server.hang_up()
     if watcher.done() and not watcher.cancelled():
         watcher.result()
 
@@ -158,6 +159,12 @@ class _UnsignalledServer(uvicorn.Server):
             listener.close()
         for listener in listeners:
             await listener.wait_closed()
+
+    async def hang_up(self) -> None:
+        """On connections that came while the server stopped, and on clients that do not read their answers."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
 
     def _make_connection(self) -> asyncio.Protocol:
         made: asyncio.Protocol = self.config.http_protocol_class(

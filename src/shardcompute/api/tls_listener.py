@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import logging
 import socket
 import ssl
 from collections.abc import Callable
 
+from shardcompute.core.accepting import accept_one, until_readable, wait_after
 from shardcompute.core.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE = b"\x16"
 """The first byte of every TLS connection, and of no HTTP request."""
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_FULL_WAIT_S = 0.5
 _DRAIN_S = 1.0
 _DRAIN_BYTES = 1 << 16
 _PLAIN_BODY = json.dumps(
@@ -74,14 +72,14 @@ class TlsListener:
         await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(self._listener)
+                connection = await accept_one(self._listener)
+            except BlockingIOError:  # whoever knocked has gone again
+                continue
             except OSError as error:
                 self._limited_log.warning("accept", "a connection could not be accepted: %s", error)
-                # A client that has gone again is no reason to wait; files that are used up are.
-                await asyncio.sleep(_FULL_WAIT_S if error.errno in _FULL else 0)
+                await wait_after(error)
                 continue
             while len(self._handshakes) >= self._most:
                 self._limited_log.warning("most", "more than %d handshakes at once", self._most)
@@ -122,16 +120,8 @@ class TlsListener:
 
 async def _begins_with(connection: socket.socket) -> bytes | None:
     """The first byte that a client sends, left where it is; None where that cannot be found out."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    try:
-        loop.add_reader(connection, lambda: None if readable.done() else readable.set_result(None))
-    except NotImplementedError:  # Windows' own event loop
+    if not await until_readable(connection):
         return None
-    try:
-        await readable
-    finally:
-        loop.remove_reader(connection)
     first = connection.recv(1, socket.MSG_PEEK)
     if not first:
         raise ConnectionResetError("the client left")

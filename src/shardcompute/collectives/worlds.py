@@ -93,6 +93,23 @@ def connect_world(
     deadline = time.monotonic() + timeout_s
     links: dict[int, Link] = {}
     try:
+        _meet_all(membership, links, dial, accept, deadline)
+        return form_world(membership, links, topology, spin_s)
+    except BaseException:
+        for link in links.values():
+            link.close()
+        raise
+
+
+def _meet_all(
+    membership: Membership,
+    links: dict[int, Link],
+    dial: Callable[[int], Link],
+    accept: Callable[[float], Arrival],
+    deadline: float,
+) -> None:
+    """Until `links` has all other ranks."""
+    try:
         for rank in range(membership.rank):
             links[rank] = _dial(membership, rank, dial, deadline)
         while len(links) < len(membership.nodes) - 1:
@@ -104,8 +121,6 @@ def connect_world(
             if rank >= 0:
                 links[rank] = link
     except (TimeoutError, LinkError) as error:
-        for link in links.values():
-            link.close()
         missing = next(rank for rank in range(len(membership.nodes)) if rank not in {membership.rank, *links})
         raise CollectiveError(
             f"{membership.world!r} was not formed on rank {membership.rank}: rank {missing} did not come: {error}",
@@ -114,7 +129,6 @@ def connect_world(
             operation="form",
             sequence=0,
         ) from error
-    return form_world(membership, links, topology, spin_s)
 
 
 def form_world(
@@ -144,7 +158,15 @@ def open_fabric(membership: Membership, links: Mapping[int, Link], spin_s: float
     sockets = {rank: link for rank, link in links.items() if isinstance(link, SocketLink)}
     if len(sockets) < len(links):
         return LinkFabric(membership.rank, membership.epoch, links)
-    connections = {rank: PeerConnection(rank, *link.detach()) for rank, link in sockets.items()}
+    connections: dict[int, PeerConnection] = {}
+    try:
+        for rank, link in sockets.items():
+            connections[rank] = PeerConnection(rank, *link.detach())
+    except BaseException:
+        # One was closed meanwhile. A link no longer closes a socket that it has given away.
+        for connection in connections.values():
+            connection.close()
+        raise
     return SocketFabric(membership.rank, membership.epoch, connections, spin_s)
 
 

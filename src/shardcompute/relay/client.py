@@ -53,6 +53,10 @@ class RelayDoor:
             challenge = self._receive()
             if not isinstance(challenge, Challenge):
                 raise LinkError(f"{url} greets with {type(challenge).__name__}", hint=_HINT)
+            self.local: tuple[str, int] = self._socket().getsockname()[:2]
+        except OSError as error:
+            self.close()
+            raise self._lost(error) from error
         except BaseException:
             self.close()
             raise
@@ -60,7 +64,6 @@ class RelayDoor:
         self.seen = (challenge.host, challenge.port)
         """Where the relay sees us: behind a router, the router's own address and a port that it has chosen."""
         self.took_s = time.monotonic() - began_s
-        self.local: tuple[str, int] = self._socket().getsockname()[:2]
 
     def meet(self, shown: RelayPass, meeting: bytes, peer: str, timeout_s: float) -> socket.socket:
         """The socket on which `peer` is at the other end, once it has come. `LinkError` where it does not, or the relay

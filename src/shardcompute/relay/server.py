@@ -16,10 +16,12 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shardcompute.core.accepting import accept_one, wait_after
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import AuthError, CapacityError, LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
@@ -120,7 +122,12 @@ class RelayServer(Closing):
         self._tls = tls
         self._clock = clock
         self._limited_log = RateLimitedLog(log)
+        self._visits: set[asyncio.Task[None]] = set()
+        self._untaken: set[socket.socket] = set()
+        """Connections that no transport has yet."""
         self._strangers: dict[asyncio.Task[None], None] = {}
+        self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
+        """Of all connections: one that is closed lives on until what it has to say is said."""
         self._meetings: dict[tuple[bytes, str, str], _Waiting] = {}
         self._held: Counter[str] = Counter()
         self._allowances: dict[str, _Allowance] = {}
@@ -154,29 +161,65 @@ class RelayServer(Closing):
             runner.run(self._main())
 
     async def _main(self) -> None:
-        server = await asyncio.start_server(self._greet, sock=self._socket, limit=BUFFER_BYTES)
-        await self._ending.wait()
-        server.close()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        with self._socket:
+            self._socket.setblocking(False)
+            accepting = asyncio.create_task(self._accept())
+            await self._ending.wait()
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
+        visits = list(self._visits)
+        for visit in visits:
+            visit.cancel()
+        await asyncio.gather(*visits, return_exceptions=True)
+        for transport in list(self._transports):
+            transport.abort()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self) -> None:
+        while True:
+            try:
+                sock = await accept_one(self._socket)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                self._limited_log.warning("accept", "the relay cannot accept a connection: %s", error)
+                await wait_after(error)
+            else:
+                self._welcome(sock)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        visit = asyncio.get_running_loop().create_task(self._greet(sock))
+        self._visits.add(visit)
+        self._untaken.add(sock)
+
+        def end(done: asyncio.Task[None]) -> None:
+            # Also of one that is cancelled before it begins.
+            self._visits.discard(done)
+            if sock in self._untaken:
+                self._untaken.discard(sock)
+                sock.close()
+
+        visit.add_done_callback(end)
+
+    def _channel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Channel:
+        self._transports.add(writer.transport)
+        return SocketChannel(reader, writer)
+
+    async def _greet(self, sock: socket.socket) -> None:
         """One connection, from its first byte to its end. Never raises."""
-        address = writer.get_extra_info("peername") or ("?", 0)
-        channel: Channel = SocketChannel(reader, writer)
-        _keep_alive(writer.get_extra_info("socket"))
-        try:
-            await self._serve(channel, str(address[0]), int(address[1]))
-        except (ShardComputeError, OSError, TimeoutError, EOFError, ValueError) as error:
-            what = str(error) or type(error).__name__
-            self._limited_log.info(str(address[0]), "the relay ends a connection of %s: %s", address[0], what)
-        except asyncio.CancelledError:
-            # Whoever made room for others, or was here when the relay closed. The task is nobody's.
-            return
-        finally:
-            channel.close()
+        _keep_alive(sock)
+        self._untaken.discard(sock)  # from here on its transport closes it
+        with contextlib.suppress(asyncio.CancelledError):
+            # Cancelled: whoever made room for others, or was here when the relay closed. The task is nobody's.
+            reader, writer = await asyncio.open_connection(sock=sock, limit=BUFFER_BYTES)
+            channel = self._channel(reader, writer)
+            host, port = (writer.get_extra_info("peername") or ("?", 0))[:2]
+            try:
+                await self._serve(channel, str(host), int(port))
+            except (ShardComputeError, OSError, TimeoutError, EOFError, ValueError) as error:
+                what = str(error) or type(error).__name__
+                self._limited_log.info(str(host), "the relay ends a connection of %s: %s", host, what)
+            finally:
+                channel.close()
 
     async def _serve(self, channel: Channel, host: str, port: int) -> None:
         task = asyncio.current_task()
@@ -256,7 +299,7 @@ class RelayServer(Closing):
             )
         with self._counted(f"at {host}"):
             reader, writer = await asyncio.open_connection(*target, limit=BUFFER_BYTES)
-            inside = SocketChannel(reader, writer)
+            inside = self._channel(reader, writer)
             try:
                 await channel.write(pack(Spliced()))
                 await self._splice(channel, inside, {f"at {host}"})
@@ -322,10 +365,8 @@ def _new_future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
 
-def _keep_alive(sock: socket.socket | None) -> None:
+def _keep_alive(sock: socket.socket) -> None:
     """An end that vanished without a word is noticed after about half a minute."""
-    if sock is None:
-        return
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (*_KEEPALIVE, ("TCP_USER_TIMEOUT", _GONE_MS)):

@@ -16,6 +16,7 @@ import time
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.core.secure_socket import SecureSocket
 from shardcompute.relay.websocket import (
     MOST_HEAD_BYTES,
     FrameDecoder,
@@ -51,12 +52,12 @@ def connect_relay(url: str, timeout_s: float, *, source: tuple[str, int] | None 
             sock.sendall(head)
             answer, rest = _read_head(sock, deadline)
             check_response(answer, expected)
+            return _pumped(sock, rest)
         except BaseException:
             sock.close()
             raise
     except OSError as error:
         raise LinkError(f"{url} cannot be reached: {error.strerror or error}", hint=_HINT) from error
-    return _pumped(sock, rest)
 
 
 def _split(url: str) -> SplitResult:
@@ -122,6 +123,7 @@ def _connect_web(scheme: str, host: str, port: int, deadline: float) -> socket.s
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
+            context.sslsocket_class = SecureSocket
             sock = context.wrap_socket(sock, server_hostname=host)
     except BaseException:
         sock.close()

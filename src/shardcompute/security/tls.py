@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from shardcompute.core.errors import AuthError, SourceError
+from shardcompute.core.secure_socket import SecureSocket
 from shardcompute.security.certificates import PeerIdentity, read_peer
 from shardcompute.security.identity import NodeIdentity
 
@@ -67,6 +68,7 @@ def _context(protocol: int) -> ssl.SSLContext:
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         # A resumed session would skip the certificate, and with it revocation.
         context.num_tickets = 0
+    context.sslsocket_class = SecureSocket
     return context
 
 

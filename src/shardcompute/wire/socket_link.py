@@ -9,16 +9,15 @@ thread for a known time only.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import ssl
 import threading
 import time
-from typing import Any
 
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError
+from shardcompute.core.secure_socket import SecureSocket
 from shardcompute.wire.framing import Body, FrameReader, Part, pack_frame
 from shardcompute.wire.handshake import Introduction, answer, introduce
 from shardcompute.wire.limits import HANDSHAKE_LIMITS
@@ -221,20 +220,6 @@ class SocketLink(Closing):
         return f"{self.peer!r} at {self.address}" if self.peer else self.address
 
 
-class _SecureSocket(ssl.SSLSocket):
-    """Closed at once when the peer has gone before TLS begins; Python would leave that to the collector, because the
-    socket that was given is already detached and the one in the making is nobody's."""
-
-    def getpeername(self) -> Any:
-        try:
-            return super().getpeername()
-        except OSError as error:
-            if hasattr(self, "_connected"):  # it is somebody's
-                raise
-            self.close()
-            raise ConnectionResetError(errno.ECONNRESET, "the peer has gone") from error
-
-
 def open_link(
     sock: socket.socket,
     address: str,
@@ -251,7 +236,7 @@ def open_link(
         undo.callback(lambda: sock.close())
         if options.tls is not None:
             try:
-                options.tls.sslsocket_class = _SecureSocket
+                options.tls.sslsocket_class = SecureSocket
                 sock = options.tls.wrap_socket(
                     sock, server_hostname=server_name, do_handshake_on_connect=False
                 )
@@ -270,7 +255,7 @@ def wrap_answering(sock: socket.socket, options: LinkOptions) -> socket.socket:
     """The socket to hand to `answer_link`, under TLS if asked for; no bytes are exchanged yet."""
     if options.tls is None:
         return sock
-    options.tls.sslsocket_class = _SecureSocket
+    options.tls.sslsocket_class = SecureSocket
     return options.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
 

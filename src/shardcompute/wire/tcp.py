@@ -257,7 +257,8 @@ class TcpListener(Closing):
 def tune_socket(sock: socket.socket, congestion: str | None) -> None:
     """No delay for small frames, keepalive, quick returns from blackouts, and the congestion control asked for, as far
     as the system allows it."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with contextlib.suppress(OSError):  # on some systems of a peer that has gone
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _TCP_OPTIONS:
         option = getattr(socket, name, None)
         if option is not None:

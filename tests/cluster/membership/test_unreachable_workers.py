@@ -14,6 +14,7 @@ import pytest
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
 from shardcompute.node.enrolment.join_client import join_cluster
+from shardcompute.node.reach import reach as reach_room
 from shardcompute.node.reach import relays as relays_room
 from shardcompute.node.reach.cluster_relays import RelayOptions
 from shardcompute.node.reach.rungs import DIRECT, PUNCHED, RELAYED
@@ -57,7 +58,12 @@ def homes(
         patience_s=30.0,
     )
     only_advertised = mock.patch.object(Endpoint, "addresses", property(lambda each: (each.url,)))
-    with only_advertised, LabSwarm(folder, {"tiny": checkpoint}, options, network=PlainNetwork()) as lab:
+    with (
+        only_advertised,
+        # However slow this machine is, the better way is tried to its end first.
+        mock.patch.multiple(reach_room, HEAD_START_S=20.0, _RELAY_AFTER_S=20.0, _OBSERVE_S=20.0),
+        LabSwarm(folder, {"tiny": checkpoint}, options, network=PlainNetwork()) as lab,
+    ):
         for room in layers:
             lab.add_worker(room, advertise=NOWHERE)
         lab.wait_until(

@@ -15,6 +15,8 @@ from support.swarm.processes import Started
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no limit on files")
 FEW_FILES = ("bash", "-c", 'ulimit -n 64; exec "$@"', "bash")
 HEALTH = request("/health", method="GET", host="127.0.0.1")
+AT_ONCE_S = 20.0
+"""On a machine that is busy with other work; a place that a silent client gives up by itself takes half a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def test_health_is_answered_among_silent_clients(port: int, content: bytes) -> N
         for _ in range(10):
             started_s = time.monotonic()
             assert ask_port(port, HEALTH)[0] == 200
-            assert time.monotonic() - started_s < 5.0
+            assert time.monotonic() - started_s < AT_ONCE_S
 
 
 def test_health_is_answered_among_busy_clients(port: int) -> None:
@@ -49,7 +51,7 @@ def test_health_is_answered_among_busy_clients(port: int) -> None:
     with contextlib.ExitStack() as crowd:
         for _ in range(100):
             crowd.enter_context(connected(port)).sendall(unfinished)
-            # One that was still silent may have had to go for it, so it is seen by the answers when all are taken.
+            # How many there are is seen by the answers when all are taken.
             status = ask_port(port, request("/v1/models", method="GET", host="127.0.0.1"))[0]
             if status == 503:
                 break
@@ -57,5 +59,5 @@ def test_health_is_answered_among_busy_clients(port: int) -> None:
         for _ in range(10):
             started_s = time.monotonic()
             assert ask_port(port, HEALTH)[0] == 200
-            assert time.monotonic() - started_s < 5.0
+            assert time.monotonic() - started_s < AT_ONCE_S
     assert ask_port(port, HEALTH)[0] == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import threading
@@ -16,11 +17,13 @@ import pytest
 
 from shardcompute.api import serve
 from shardcompute.api.connections import ConnectionLimits
+from shardcompute.api.tls_listener import TlsListener
 from shardcompute.client import Client
 from shardcompute.core.errors import AuthError, SourceError
 from shardcompute.security.https.clients import trusting
 from shardcompute.security.https.server import ServerTls
 from shardcompute.security.https.sources import KeyedCertificate, MadeCertificate
+from support.network.papers import read_end
 
 
 def serve_for(
@@ -147,6 +150,30 @@ def test_handshakes_that_never_come_hold_nobody_up(app: Any, tls: ServerTls) -> 
                 each.close()
 
     serve_for(app, tls, visit, limits=limits)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_whoever_comes_as_it_stops_is_hung_up_on(tls: ServerTls, turns: int) -> None:
+    """They come so many turns of the loop before it stops: accepted or not, their handshake begun or not."""
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setblocking(False)
+            listener = TlsListener(
+                listening, tls.context, asyncio.Protocol, timeout_s=60.0, most_handshakes=4
+            )
+            await asyncio.sleep(0)
+            with socket.create_connection(listening.getsockname(), 60.0) as client:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                listener.close()
+                await listener.wait_closed()
+                listening.close()
+                gc.collect()  # of a connection that was left open it warns
+                await asyncio.sleep(0)
+                assert read_end(client) == b""
+
+    asyncio.run(run())
 
 
 def test_a_pin_is_asked_of_a_server_that_has_one(app: Any) -> None:

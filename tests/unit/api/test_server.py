@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import threading
 from typing import Any
 
 import httpx
@@ -11,8 +12,10 @@ import psutil
 import pytest
 
 from shardcompute.api import create_app, serve
+from shardcompute.api.connections import ConnectionLimits
 from shardcompute.api.server import port_holder
 from shardcompute.core.errors import UsageError
+from support.api.api_server import TIMEOUT_S, ApiServer, read_answer, request
 
 
 def test_a_port_in_use_is_named_with_its_holder(app: Any) -> None:
@@ -199,3 +202,18 @@ def _unchunked(content: bytes) -> bytes:
         whole += content[: int(size, 16)]
         assert content[int(size, 16) :].startswith(b"\r\n")
         content = content[int(size, 16) + 2 :]
+
+
+def test_of_two_that_come_at_once_the_first_keeps_the_last_place(app: Any) -> None:
+    """Its request is there, although nobody has read it yet: it is not the one that is silent."""
+    unfinished = request("/v1/completions", b"{}").replace(b"content-length: 2", b"content-length: 9")
+    with ApiServer(app, limits=ConnectionLimits(most_connections=1)) as server:
+        have_come = threading.Event()
+        server._loop.call_soon_threadsafe(have_come.wait, TIMEOUT_S)
+        with server.connect() as first, server.connect() as second:
+            first.sendall(unfinished)
+            second.sendall(request("/v1/models", method="GET"))
+            have_come.set()
+            assert read_answer(second)[0] == 503
+            first.sendall(b" " * 7)
+            assert read_answer(first)[0] == 400

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shardcompute.collectives import run_ranks
-from shardcompute.collectives.worlds import Membership
-from shardcompute.core.errors import CollectiveError, UsageError
+from shardcompute.collectives.worlds import Membership, open_fabric
+from shardcompute.core.errors import CollectiveError, LinkError, UsageError
 from shardcompute.wire import JoinWorld, Ping, Refused
 
 
@@ -73,6 +73,15 @@ def test_strangers_are_refused_while_the_right_one_is_waited_for(
     assert run_ranks(groups, total) == [111.0] * 3
     for group in groups:
         group.close()
+
+
+@pytest.mark.parametrize("kind", ["tcp"])
+def test_a_link_that_ends_while_a_world_is_formed_leaves_no_socket_open(meeting: Any) -> None:
+    links = {rank: meeting.dial(0, rank) for rank in (1, 2)}
+    links[2].close()
+    with pytest.raises(LinkError, match="closed here"):
+        open_fabric(Membership("w", 1, 0, [meeting.node(each) for each in range(3)]), links)
+    assert [link._sock.fileno() for link in links.values()] == [-1, -1]
 
 
 def test_memberships_that_cannot_be_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import socket
 import threading
@@ -225,6 +226,39 @@ def test_who_says_nothing_is_hung_up_on(papers: Papers) -> None:
         socket.create_connection(("127.0.0.1", relay.port), WAIT_S) as sock,
     ):
         assert read_end(sock) == b""
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_callers_of_a_relays_last_moment_are_hung_up_on(papers: Papers, turns: int) -> None:
+    """They come so many turns of its loop before it ends: accepted, half opened, or not greeted yet."""
+    with open_relay(papers) as relay, contextlib.ExitStack() as crowd:
+        RelayDoor(url_of(relay), WAIT_S).close()  # it serves
+        loop, have_come = relay._loop, threading.Event()
+
+        def end_after(count: int) -> None:
+            relay._ending.set() if count == 0 else loop.call_soon(end_after, count - 1)
+
+        loop.call_soon_threadsafe(have_come.wait, WAIT_S)
+        loop.call_soon_threadsafe(end_after, turns)
+        callers = [
+            crowd.enter_context(socket.create_connection(("127.0.0.1", relay.port), WAIT_S)) for _ in range(4)
+        ]
+        have_come.set()
+        relay.close()
+        gc.collect()  # of a connection that was left open it warns
+        assert [read_end(caller) for caller in callers] == [b""] * 4
+
+
+def test_a_relay_ends_although_a_member_does_not_read(papers: Papers, a: Credentials, b: Credentials) -> None:
+    with open_relay(papers) as relay:
+        one, other = spliced(papers, (url_of(relay), url_of(relay)), a, b)
+        with one, other:
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    one.send(bytes(1 << 16))
+            relay.close()
+            gc.collect()
 
 
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01zz"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -304,6 +306,19 @@ def test_callers_that_do_not_greet_are_turned_away(make_node, authority: Cluster
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
         with pytest.raises(LinkError, match="said something else"):
             server.result()
+
+
+def test_a_caller_that_goes_before_tls_begins_leaves_nothing_open(make_node) -> None:
+    node = make_node("c", Role.COORDINATOR)
+    for context in (node.server_context(), join_server_context(node.identity, node.certificate_pem)):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            caller = socket.create_connection(listener.getsockname(), LIMIT_S)
+            accepted, _ = listener.accept()
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.close()  # with a reset
+        with accepted, pytest.raises(ConnectionResetError):
+            context.wrap_socket(accepted, server_side=True)
+        gc.collect()  # of a socket that was left open it warns
 
 
 def test_unverified_peers_have_no_identity(make_node, authority: ClusterAuthority, now_s: float) -> None:

@@ -40,12 +40,23 @@ class Race:
     def left_s(self) -> float:
         return max(self._deadline - time.monotonic(), 0.0)
 
-    def start(self, rung: str, attempt: Attempt, *, after_s: float = 0.0) -> None:
-        """Begin an attempt, `after_s` from now unless the race is over by then or nobody else runs any more."""
+    def start(
+        self,
+        rung: str,
+        attempt: Attempt,
+        *,
+        after_s: float = 0.0,
+        otherwise: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin an attempt, `after_s` from now unless the race is over by then: then `otherwise` frees what the attempt
+        would have used."""
         with self._changed:
             self._running += 1
         threading.Thread(
-            target=self._run, args=(rung, attempt, after_s), name=f"{rung} to {self._node}", daemon=True
+            target=self._run,
+            args=(rung, attempt, after_s, otherwise),
+            name=f"{rung} to {self._node}",
+            daemon=True,
         ).start()
 
     def wait(self, patience_s: float) -> Link | None:
@@ -75,14 +86,17 @@ class Race:
             f"{self._node} cannot be reached ({why})", hint="" if first is None else first.hint
         ) from (None if first is None else first.__cause__)
 
-    def _run(self, rung: str, attempt: Attempt, after_s: float) -> None:
+    def _run(self, rung: str, attempt: Attempt, after_s: float, otherwise: Callable[[], None]) -> None:
         link: Link | None = None
         failure: LinkError | None = None
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._winner is not None, after_s)
             is_wanted = not self._is_over and self._winner is None
         try:
-            link = attempt() if is_wanted else None
+            if is_wanted:
+                link = attempt()
+            else:
+                otherwise()
         except LinkError as error:
             failure = error
         except (ShardComputeError, OSError, ValueError) as error:

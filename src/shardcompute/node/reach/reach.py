@@ -135,13 +135,15 @@ class Reach:
             offer = MeetOffer(meeting, role, tuple(self._maker.addresses), seen, ours)
             answer = decode_said(rendezvous(node, encode_said(offer)), MeetAnswer)
             undo.pop_all()
-        race.start(CALLBACK, lambda: expected.wait(min(race.left_s(), _CALLBACK_S)))
+        race.start(CALLBACK, lambda: expected.wait(min(race.left_s(), _CALLBACK_S)), otherwise=expected.close)
         for other in answer.direct:
             if other != url:
                 race.start(DIRECT, partial(self._maker.dial_direct, other, role, node))
         punches = port is not None and bool(answer.seen)
         if port is not None and punches:
-            race.start(PUNCHED, lambda: self._punch(port, race, answer.seen, role, node))
+            race.start(
+                PUNCHED, lambda: self._punch(port, race, answer.seen, role, node), otherwise=port.close
+            )
         elif port is not None:
             port.close()
         names = relays.in_common(ours, answer.relays)

@@ -199,7 +199,11 @@ class Endpoint:
         return self._dial_address(url, role, node)
 
     def open_over(self, sock: socket.socket, rung: str, role: str, node: str) -> SocketLink:
-        options = LinkOptions(tls=self.credentials.client_context(), congestion=_CONGESTION, node=node)
+        try:
+            options = LinkOptions(tls=self.credentials.client_context(), congestion=_CONGESTION, node=node)
+        except BaseException:
+            sock.close()
+            raise
         tune_socket(sock, _CONGESTION)
         link = open_link(sock, f"{node} ({rung})", node, self._hello(role), options)
         link.rung = rung
@@ -208,9 +212,9 @@ class Endpoint:
 
     def answer_over(self, sock: socket.socket, rung: str, node: str, meeting: bytes) -> None:
         options = LinkOptions(tls=self._tls, congestion=_CONGESTION)
-        tune_socket(sock, _CONGESTION)
         with contextlib.ExitStack() as undo:
             undo.callback(lambda: sock.close())
+            tune_socket(sock, _CONGESTION)
             try:
                 sock = wrap_answering(sock, options)
             except (OSError, ValueError) as error:

@@ -15,16 +15,19 @@ from unittest import mock
 import pytest
 
 from shardcompute.core.errors import LinkError
+from shardcompute.node.reach import reach as reach_room
 from shardcompute.node.reach import relays as relays_room
 from shardcompute.node.reach import upgrades as upgrades_room
 from shardcompute.node.reach.offers import MeetAnswer, MeetOffer, RelayDistance, decode_said, encode_said
 from shardcompute.node.reach.own_addresses import own_addresses
+from shardcompute.node.reach.punch import PunchPort
 from shardcompute.node.reach.reach import Reach
 from shardcompute.node.reach.rungs import CALLBACK, DIRECT, PUNCHED, RELAYED
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.relay.server import RelayServer
 from shardcompute.wire import Link, Ping, Pong, TcpTransport, Transports
 from shardcompute.wire.control import TensorBytes
+from support.network.lab_links import wait_until
 from support.network.papers import Papers
 from support.network.relays import WAIT_S, open_relay, pass_of
 
@@ -115,6 +118,14 @@ def home(tmp_path: Path) -> Iterator[Home]:
         yield Home(papers, relay, stack)
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, the better way is tried to its end first."""
+    for name in ("HEAD_START_S", "_RELAY_AFTER_S", "_OBSERVE_S"):
+        monkeypatch.setattr(reach_room, name, WAIT_S)
+
+
+@pytest.mark.usefixtures("unhurried")
 def test_a_node_that_can_be_dialled_is_met_by_nobody(home: Home) -> None:
     a, b = home.node("a", is_open=True), home.node("b", is_open=True)
     with a.dial(b.url, "stage", b.node) as link:
@@ -131,11 +142,51 @@ def test_a_node_that_cannot_be_dialled_calls_back(home: Home) -> None:
         assert link.peer == b.node
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_two_that_cannot_be_dialled_dial_each_other_at_once(home: Home) -> None:
     a, b = home.node("a", is_open=False), home.node("b", is_open=False)
     with a.dial(b.url, "stage", b.node) as link:
         assert is_answered(link)
         assert link.stats.rung == PUNCHED
+
+
+def test_what_a_meeting_opened_for_a_race_that_is_over_is_closed(home: Home) -> None:
+    """The node answers where it says after all, before the two have found each other."""
+    a, b = home.node("a", is_open=True), home.node("b", is_open=True)
+    reach, is_meeting, is_over = home.reach(a), threading.Event(), threading.Event()
+    ports: list[PunchPort | None] = []
+    punch_port, dial_direct = reach.relays.punch_port, a.dial_direct
+
+    def opened(timeout_s: float) -> PunchPort | None:
+        ports.append(punch_port(WAIT_S))
+        return ports[-1]
+
+    def dialled_late(*call: str) -> Link:
+        assert is_meeting.wait(WAIT_S)
+        return dial_direct(*call)
+
+    def carried(node: str, offer: bytes) -> bytes:
+        is_meeting.set()
+        assert is_over.wait(WAIT_S)
+        return encode_said(MeetAnswer((), "tcp://127.0.0.1:9", ()))
+
+    reach.meet_through(carried)
+    with (
+        mock.patch.object(reach.relays, "punch_port", opened),
+        mock.patch.object(a, "dial_direct", dialled_late),
+        a.dial(b.url, "stage", b.node),
+    ):
+        is_over.set()
+        wait_until(
+            lambda: not any(each.name.endswith(f"to {b.node}") for each in threading.enumerate()),
+            "the attempts end",
+            WAIT_S,
+        )
+    [port] = ports
+    assert port is not None
+    with pytest.raises(LinkError, match="is closed"):
+        port._door._socket()
+    assert reach.callbacks._expected == {}
 
 
 @pytest.mark.parametrize("doors", [(["wss"], ["tcp"]), (["ws"], ["wss"])])
