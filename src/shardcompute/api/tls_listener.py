@@ -14,8 +14,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from shardcompute.core.accepting import accept_one, until_readable, wait_after
 from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.core.sockets.accepting import accept_one, until_readable, wait_after
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE = b"\x16"

@@ -21,11 +21,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from shardcompute.core.accepting import accept_one, wait_after
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import AuthError, CapacityError, LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
 from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.core.sockets.accepting import accept_one, wait_after
 from shardcompute.relay.channels import BUFFER_BYTES, Channel, SocketChannel, open_door
 from shardcompute.relay.messages import (
     CHALLENGE_BYTES,

@@ -16,7 +16,7 @@ import time
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardcompute.core.errors import LinkError, UsageError
-from shardcompute.core.secure_socket import SecureSocket
+from shardcompute.core.sockets.secure_socket import SecureSocket
 from shardcompute.relay.websocket import (
     MOST_HEAD_BYTES,
     FrameDecoder,

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from shardcompute.core.errors import AuthError, SourceError
-from shardcompute.core.secure_socket import SecureSocket
+from shardcompute.core.sockets.secure_socket import SecureSocket
 from shardcompute.security.certificates import PeerIdentity, read_peer
 from shardcompute.security.identity import NodeIdentity
 

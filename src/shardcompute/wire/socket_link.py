@@ -17,7 +17,7 @@ import time
 
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError
-from shardcompute.core.secure_socket import SecureSocket
+from shardcompute.core.sockets.secure_socket import SecureSocket
 from shardcompute.wire.framing import Body, FrameReader, Part, pack_frame
 from shardcompute.wire.handshake import Introduction, answer, introduce
 from shardcompute.wire.limits import HANDSHAKE_LIMITS

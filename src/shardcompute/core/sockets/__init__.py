@@ -1,0 +1,1 @@
+"""Sockets that are accepted or put under TLS, and closed whatever happens meanwhile."""
