@@ -281,7 +281,8 @@ class JoinWorld(msgspec.Struct, frozen=True, array_like=True, tag=14):
 
 
 class PathSwitched(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """The last word on this way of a link: whoever sends it goes on on another."""
+    """The last word on this way of a link: whoever sends it goes on on another. As the first word on a way: this is
+    the one of several that a link will go on on."""
 
 
 DataMessage: TypeAlias = (

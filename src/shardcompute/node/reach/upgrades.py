@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from shardcompute.core.errors import LinkError
 from shardcompute.node.reach.switching_link import SwitchingLink
 from shardcompute.wire import Link
+from shardcompute.wire.messages import PathSwitched
 from shardcompute.wire.socket_link import SocketLink
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ LASTING_ROLES = frozenset({"stage", "driver", "generations", "weights"})
 """Of links that are worth it. Those of ranks are detached from their sockets, probes are over in a moment."""
 _PREFIX = "upgrade "
 _WAITS_S = (2.0, 30.0, 120.0, 600.0)
+_CHOICE_S = 10.0
 Redial = Callable[[str, str], Link]
 """A link with a node in this role, on any way but a relay. Raises LinkError."""
 
@@ -77,7 +79,7 @@ class Upgrades:
         if former is None or former.peer != link.peer or not isinstance(link, SocketLink):
             link.close()
         else:
-            threading.Thread(target=_move, args=(former, link), name="upgrade", daemon=True).start()
+            threading.Thread(target=_move_if_chosen, args=(former, link), name="upgrade", daemon=True).start()
         return True
 
     def _register(self, link: SocketLink, meeting: bytes) -> SwitchingLink:
@@ -118,7 +120,25 @@ class Upgrades:
         if not isinstance(better, SocketLink):
             better.close()
             return True
+        try:
+            better.send(PathSwitched())
+        except LinkError as error:
+            log.debug("a better way to %s was lost again: %s", link.peer, error.message)
+            better.close()
+            return False
         return _move(link, better)
+
+
+def _move_if_chosen(link: SwitchingLink, better: SocketLink) -> None:
+    """Several ways may come through at once: whoever tries says on which of them it goes on, and closes the others."""
+    try:
+        message, _ = better.receive(_CHOICE_S)
+    except (LinkError, TimeoutError):
+        message = None
+    if isinstance(message, PathSwitched):
+        _move(link, better)
+    else:
+        better.close()
 
 
 def _move(link: SwitchingLink, better: SocketLink) -> bool:

@@ -293,6 +293,21 @@ def test_a_relayed_link_moves_to_a_better_way_without_losing_a_frame(home: Home,
         assert link.stats.rung == PUNCHED if opened == "punching" else link.stats.rung in (DIRECT, CALLBACK)
 
 
+def test_a_link_moves_to_no_way_that_was_not_chosen(home: Home) -> None:
+    """Of two ways that come through at once, whoever tries closes one."""
+    a, b = home.node("a", is_open=False), home.node("b", is_open=False)
+    with (
+        mock.patch.object(upgrades_room, "_WAITS_S", (WAIT_S,)),
+        mock.patch.object(relays_room.RelayBook, "punch_port", return_value=None),
+        a.dial(b.url, "stage", b.node) as link,
+    ):
+        [role] = home.reach(b).upgrades._links
+        with a.dial_direct(b._near_url, role, b.node):
+            assert all(is_answered(link) for _ in range(50))
+        assert all(is_answered(link) for _ in range(50))
+        assert link.stats.rung == RELAYED
+
+
 def test_nobody_moves_a_link_but_its_own_ends(home: Home) -> None:
     a, b = home.node("a", is_open=True), home.node("b", is_open=True)
     with pytest.raises(LinkError, match="does not serve links of role"):
