@@ -153,6 +153,13 @@ def rows_of(matrix: Matrix, rows: Array | slice) -> Matrix:
     return _block_rows(matrix, rows)
 
 
+def part_of(matrix: Matrix, rows: tuple[int, int] | None, columns: tuple[int, int] | None) -> Matrix:
+    """These rows and columns (None: all) of a matrix, with the numbers that it has."""
+    if rows is not None:
+        matrix = rows_of(matrix, slice(*rows))
+    return matrix if columns is None else columns_of(matrix, *columns)
+
+
 def columns_of(matrix: Matrix, start: int, stop: int) -> Matrix:
     """Columns `[start, stop)` of a matrix, with the numbers that it has: nothing is rounded again.
 

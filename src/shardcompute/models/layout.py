@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from shardcompute.models.spec import Stage
 
@@ -21,8 +20,6 @@ EMBEDDING = "embedding"
 """Begins the names of what the first stage reads before its layers: the table, further ones, and what sees."""
 TOWER = "embedding.vision."
 """Begins the names of tensors that see (`models.vision`): they belong to the stage that embeds."""
-Split = Literal["none", "rows", "columns"]
-"""How tensor ranks share a tensor: each has all of it, a range of its rows, or of its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +32,11 @@ class TensorPlace:
     counted after both. `interleaved_head_dim` undoes a row order in which entries that turn together lie side by
     side, in the first `interleaved_dim` rows of a head (None: in all). `plus_one` adds 1 (Gemma stores
     `weight − 1`). `stored_shape` is the stored tensor's, where that has the same numbers on other axes (heads' matrices
-    stacked, one row as a vector, a convolution over patches). `shape` is what the decoder expects after all that;
-    `unit` is the number of rows or columns that tensor ranks may not cut through (a head, or the query heads that share
-    one).
+    stacked, one row as a vector, a convolution over patches). `shape` is what the decoder expects after all that.
     """
 
     stored: str
     shape: tuple[int, ...]
-    split: Split = "none"
-    unit: int = 1
     rows: tuple[int, int] | None = None
     every: tuple[int, int] | None = None
     expert: int | None = None
@@ -66,14 +59,17 @@ class Layout:
     layers: tuple[Mapping[str, TensorPlace], ...]
     ignored: tuple[str, ...] = ()
 
-    def stage_places(self, stage: Stage) -> Iterator[TensorPlace]:
-        """What a stage reads, in the order in which the decoder asks for it."""
+    def stage_tensors(self, stage: Stage) -> Iterator[tuple[str, TensorPlace]]:
+        """What a stage reads, by our names, in the order in which the decoder asks for it."""
         if stage.is_first:
-            yield self.model["embedding"]
-            yield from (place for name, place in self.model.items() if name.startswith("embedding."))
-        yield from (place for name, place in self.model.items() if name.startswith("shared."))
+            yield "embedding", self.model["embedding"]
+            yield from (each for each in self.model.items() if each[0].startswith("embedding."))
+        yield from (each for each in self.model.items() if each[0].startswith("shared."))
         for layer in self.layers[stage.start : stage.stop]:
-            yield from layer.values()
+            yield from layer.items()
         if stage.is_last:
             ends = ("embedding", "shared.")
-            yield from (place for name, place in self.model.items() if not name.startswith(ends))
+            yield from (each for each in self.model.items() if not each[0].startswith(ends))
+
+    def stage_places(self, stage: Stage) -> Iterator[TensorPlace]:
+        return (place for _, place in self.stage_tensors(stage))

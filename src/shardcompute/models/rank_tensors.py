@@ -1,17 +1,28 @@
-"""Tensors of one tensor rank, cut from those of a stage. Cut after they have their form, which is so the whole model's:
-nothing is rounded again, and all ranks together have exactly the weights of one process."""
+"""Tensors of one tensor rank, cut from those of a stage. Their form is the whole model's: nothing is rounded again, and
+all ranks together have exactly the weights of one process. Sources that can read parts are asked for no more than that;
+what others give is cut."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from shardcompute.backends.host.low_rank import AdapterLayers, AdapterMatrix
-from shardcompute.backends.matrix import Float32, Matrix, columns_of, rows_of
+from shardcompute.backends.matrix import Float32, Matrix, part_of
 from shardcompute.models.decoder import TensorSource
 from shardcompute.models.spec import ModelSpec
 from shardcompute.models.tensor_share import TensorCut, TensorSplit, cut_of, tensor_cuts
+
+
+@runtime_checkable
+class PartedTensors(Protocol):
+    """A `TensorSource` that reads parts of matrices."""
+
+    def part(self, name: str, layer: int | None, cut: TensorCut) -> Matrix:
+        """What `cut` leaves of a matrix, with the numbers that it has in all of it."""
+        ...
 
 
 class RankTensors:
@@ -22,10 +33,10 @@ class RankTensors:
         self._cuts = tensor_cuts(spec, split.shares[rank], split.exchange)
 
     def matrix(self, name: str, layer: int | None = None) -> Matrix:
-        cut, matrix = cut_of(self._cuts, name), self._source.matrix(name, layer)
-        if cut.rows is not None:
-            matrix = rows_of(matrix, slice(*cut.rows))
-        return matrix if cut.columns is None else columns_of(matrix, *cut.columns)
+        cut = cut_of(self._cuts, name)
+        if isinstance(self._source, PartedTensors):
+            return self._source.part(name, layer, cut)
+        return part_of(self._source.matrix(name, layer), cut.rows, cut.columns)
 
     def vector(self, name: str, layer: int | None = None) -> Float32:
         cut, values = cut_of(self._cuts, name), self._source.vector(name, layer)

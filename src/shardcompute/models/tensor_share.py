@@ -88,7 +88,7 @@ class TensorCut:
     is_others: bool = False
 
 
-_WHOLE = TensorCut()
+WHOLE = TensorCut()
 
 
 def split_tensors(
@@ -219,7 +219,7 @@ def cut_of(cuts: Mapping[str, TensorCut], name: str) -> TensorCut:
     if name.startswith("experts."):
         _, _, kind = name.split(".", 2)
         name = f"experts.{kind}"
-    return cuts.get(name, _WHOLE)
+    return cuts.get(name, WHOLE)
 
 
 def _cut_attention(spec: ModelSpec, share: TensorShare, cuts: dict[str, TensorCut]) -> None:

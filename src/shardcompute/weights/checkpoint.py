@@ -30,13 +30,7 @@ from shardcompute.weights.formats.gguf_parts import open_gguf_files
 from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
 from shardcompute.weights.formats.tensor_file import TensorFile, find_entry, read_vector
-from shardcompute.weights.loader import (
-    Rank,
-    ShardTensors,
-    check_stage,
-    place_bytes,
-    stage_bytes,
-)
+from shardcompute.weights.loader import ShardTensors, check_stage, place_bytes, stage_bytes
 from shardcompute.weights.merged import MergedTensors, adapter_digest
 from shardcompute.weights.quantised.folded_file import stored_file
 from shardcompute.weights.quantised.schemes import open_quantised, quantization_of, spare_biases
@@ -104,11 +98,11 @@ class Checkpoint(Closing):
                 hint="merge the adapter into its base with PEFT and serve that",
             )
 
-    def source(self, stage: Stage, *, form: str = "native", rank: Rank | None = None) -> ShardTensors:
+    def source(self, stage: Stage, *, form: str = "native") -> ShardTensors:
         """The tensors of one shard, checked against the config before anything is read."""
         self.check_empty()
         check_stage(self.tensors, self.layout, stage.start, stage.stop)
-        return ShardTensors(self.tensors, self.layout, form=form, rank=rank)
+        return ShardTensors(self.tensors, self.layout, form=form)
 
     def check_empty(self) -> None:
         """UnsupportedModelError where a bias that would be left out is not zero."""

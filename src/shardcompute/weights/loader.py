@@ -7,13 +7,14 @@ Only the bytes that a shard needs are read. A checkpoint's tensors must be exact
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix
+from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, part_of
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.layout import TOWER, Layout, TensorPlace
+from shardcompute.models.tensor_share import WHOLE, TensorCut
 from shardcompute.weights.formats.file_rows import ROW_TYPES, FileRows, open_file_rows
 from shardcompute.weights.formats.quantise import convert
 from shardcompute.weights.formats.tensor_file import (
@@ -34,28 +35,25 @@ NEVER_ROUNDED = ("mlp.router", "mlp.shared_score", "attention.kv_up", "attention
 NEVER_INT4 = ("embedding", "head", ".down")
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """Which part of a tensor-parallel stage a shard is: number `index` of `count`."""
-
-    index: int = 0
-    count: int = 1
-
-
 class ShardTensors:
-    """Gives the decoder its tensors (see `models.decoder.TensorSource`)."""
+    """Gives the decoder its tensors (see `models.decoder.TensorSource`), and ranks parts of them."""
 
-    def __init__(
-        self, file: TensorFile, layout: Layout, *, form: str = "native", rank: Rank | None = None
-    ) -> None:
+    def __init__(self, file: TensorFile, layout: Layout, *, form: str = "native") -> None:
         self._file = file
         self._layout = layout
         self._form = form
-        self._rank = rank or Rank()
 
     def matrix(self, name: str, layer: int | None = None) -> Matrix:
+        return self.part(name, layer, WHOLE)
+
+    def part(self, name: str, layer: int | None, cut: TensorCut) -> Matrix:
+        """The rows and columns of a matrix that a tensor rank takes, with the numbers that they have in all of it."""
         place = self._place(name, layer)
-        matrix = read_place(self._file, place, self._rank)
+        rows, columns = early_cut(name, place, cut, self._form)
+        matrix = self._formed(name, read_place(self._file, place, rows, columns))
+        return part_of(matrix, None if rows else cut.rows, None if columns else cut.columns)
+
+    def _formed(self, name: str, matrix: Matrix) -> Matrix:
         if name in NEVER_ROUNDED:
             return DenseMatrix(matrix.to_dense())
         if name.startswith(TOWER):
@@ -68,13 +66,13 @@ class ShardTensors:
     def stored_rows(self, name: str) -> FileRows | None:
         """A table that can stay in its file, see `stays_in_file`."""
         place = self._place(name, None)
-        if self._rank.count > 1 or isinstance(self._file, FoldedMatrices):
+        if isinstance(self._file, FoldedMatrices):
             return None
         entry = find_entry(self._file, place.stored)
         return open_file_rows(self._file, entry) if stays_in_file(place, entry, self._form) else None
 
     def vector(self, name: str, layer: int | None = None) -> Float32:
-        return read_vector_place(self._file, self._place(name, layer), self._rank)
+        return read_vector_place(self._file, self._place(name, layer))
 
     def _place(self, name: str, layer: int | None) -> TensorPlace:
         places = self._layout.model if layer is None else self._layout.layers[layer]
@@ -83,7 +81,7 @@ class ShardTensors:
 
 def stays_in_file(place: TensorPlace, entry: TensorEntry, form: str) -> bool:
     """Whether rows of a table can be looked up in the file that it comes in, and give what reading it all would."""
-    is_as_stored = TensorPlace(place.stored, place.shape, place.split, place.unit) == place
+    is_as_stored = TensorPlace(place.stored, place.shape) == place
     return (
         is_as_stored
         and entry.shape == place.shape
@@ -139,22 +137,57 @@ def place_bytes(file: TensorFile, place: TensorPlace) -> int:
     return entry.size_bytes * math.prod(place.shape) // whole if whole else 0
 
 
-def read_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Matrix:
-    """One of our matrices, cut for a tensor rank, from where the checkpoint keeps it."""
-    rows = rank_span(place, rank) if place.split == "rows" else (0, place.shape[0])
-    columns = rank_span(place, rank) if place.split == "columns" else None
-    if place.is_transposed or place.every is not None:
-        return _read_rearranged(file, place, rows, columns)
-    if place.stored_shape is not None and find_entry(file, place.stored).shape != place.shape:
-        return _read_reshaped(file, place, rows)
-    first = place.rows[0] if place.rows is not None else 0
-    span = (first + rows[0], first + rows[1])
-    if place.expert is not None:
-        matrix = read_expert_matrix(file, place.stored, place.expert, span, columns)
+def early_cut(name: str, place: TensorPlace, cut: TensorCut, form: str) -> tuple[Span | None, Span | None]:
+    """Which rows and columns of a matrix can be read alone: those that lie together in the file and come out as they
+    would in all of it. What remains is cut when the matrix has its form."""
+    is_rounded = name not in NEVER_ROUNDED and not name.startswith(TOWER) and form != "float32"
+    if place.is_transposed:
+        # Our columns are its rows. Blocks are along columns, so that a cut may change what they are made of.
+        return None, None if is_rounded and form != "native" else cut.columns
+    # Columns to be kept as they are in `mixed` are chosen by all rows.
+    return None if is_rounded and form == "mixed" else cut.rows, None
+
+
+def stored_rows(
+    place: TensorPlace, entry: TensorEntry, rows: Span | None, columns: Span | None
+) -> Span | None:
+    """The rows of a stored matrix, counted through stacked ones, from which a part is read; None: all there are."""
+    if len(entry.shape) < 2 or (place.stored_shape is not None and len(place.stored_shape) != 3):
+        return None
+    if place.stored_shape is not None and entry.shape != place.shape:
+        return rows
+    height = entry.shape[-2]
+    first = 0 if place.expert is None else place.expert * height
+    if place.is_transposed:
+        start, stop = columns or (0, height)
     else:
-        matrix = read_matrix(file, place.stored, span, columns)
+        start, stop = rows or (0, place.shape[0])
+        if place.every is not None:
+            start, stop = place.every[1] * start, place.every[1] * stop
+        elif place.rows is not None:
+            start, stop = place.rows[0] + start, place.rows[0] + stop
+    return first + start, first + stop
+
+
+def read_place(
+    file: TensorFile, place: TensorPlace, rows: Span | None = None, columns: Span | None = None
+) -> Matrix:
+    """One of our matrices, or rows (of one that is stored transposed: columns) of it, from where the checkpoint keeps
+    it."""
+    entry = find_entry(file, place.stored)
+    if place.stored_shape is not None and entry.shape != place.shape:
+        return _read_reshaped(file, place, rows or (0, place.shape[0]))
+    span = stored_rows(place, entry, rows, columns)
+    if place.expert is not None and span is not None:
+        first = place.expert * entry.shape[-2]
+        span = span[0] - first, span[1] - first
+        matrix = read_expert_matrix(file, place.stored, place.expert, span)
+    else:
+        matrix = read_matrix(file, place.stored, span)
+    if place.is_transposed or place.every is not None:
+        return _rearranged(matrix, place)
     if place.interleaved_head_dim is not None:
-        matrix = _take_rows(matrix, _halves_order(place, rows[1] - rows[0]))
+        matrix = _take_rows(matrix, _halves_order(place, matrix.shape[0]))
     return matrix
 
 
@@ -168,67 +201,44 @@ def placed_rows(place: TensorPlace, values: Float32) -> Float32:
     return np.ascontiguousarray(rows)
 
 
-def read_vector_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Float32:
-    span = rank_span(place, rank) if place.split == "rows" else (0, place.shape[0])
+def read_vector_place(file: TensorFile, place: TensorPlace) -> Float32:
     offset, step = place.every or (0, 1)
-    first = place.rows[0] if place.rows is not None else 0
+    first, count = place.rows[0] if place.rows is not None else 0, place.shape[0]
     if place.expert is not None:
         row = read_matrix(file, place.stored, (place.expert, place.expert + 1)).to_dense()[0]
-        values = row[first:][offset::step][span[0] : span[1]]
+        values = row[first:][offset::step][:count]
     elif step > 1:
-        values = read_vector(file, place.stored)[first:][offset::step][span[0] : span[1]]
+        values = read_vector(file, place.stored)[first:][offset::step][:count]
     else:
-        values = read_vector(file, place.stored, first + span[0], first + span[1])
+        values = read_vector(file, place.stored, first, first + count)
     if place.interleaved_head_dim is not None:
         values = values[_halves_order(place, len(values))]
     return values + np.float32(1) if place.plus_one else np.ascontiguousarray(values)
 
 
-def _read_rearranged(file: TensorFile, place: TensorPlace, rows: Span, columns: Span | None) -> Matrix:
-    """Tensors whose rows do not lie together in the file: stored transposed, or every other row."""
-    uncut = None if place.is_transposed else columns
-    if place.expert is not None:
-        matrix = read_expert_matrix(file, place.stored, place.expert, None, uncut)
-    else:
-        matrix = read_matrix(file, place.stored, None, uncut)
+def _rearranged(matrix: Matrix, place: TensorPlace) -> Matrix:
+    """A matrix whose rows do not lie together in the file: stored transposed, or every other row."""
+    offset, step = place.every or (0, 1)
     if not place.is_transposed:
-        assert place.every is not None
-        chosen = np.arange(place.every[0], matrix.shape[0], place.every[1])[rows[0] : rows[1]]
-        return _take_rows(matrix, chosen)
+        return _take_rows(matrix, np.arange(offset, matrix.shape[0], step))
     if not isinstance(matrix, DenseMatrix):
         raise UnsupportedModelError(
             f"{place.stored} is quantised in an order that cannot be rearranged without rounding it again",
             hint="use a full-precision checkpoint of this model",
         )
-    values = matrix.values.T
-    offset, step = place.every or (0, 1)
     first = place.rows[0] if place.rows is not None else 0
-    values = values[offset::step][first + rows[0] : first + rows[1]]
-    if columns is not None:
-        values = values[:, columns[0] : columns[1]]
+    values = matrix.values.T[offset::step][first : first + place.shape[0]]
     return DenseMatrix(np.ascontiguousarray(values))
 
 
 def _read_reshaped(file: TensorFile, place: TensorPlace, rows: Span) -> Matrix:
     """Rows of a matrix that is stored as a vector, or as one matrix for each unit of it."""
-    if place.stored_shape is not None and len(place.stored_shape) != 3:
+    shape = place.stored_shape
+    if shape is None or len(shape) != 3:
         return DenseMatrix(read_flat(file, place.stored).reshape(place.shape)[rows[0] : rows[1]])
-    units = range(rows[0] // place.unit, rows[1] // place.unit)
+    units = range(rows[0] // shape[1], rows[1] // shape[1])
     parts = [read_expert_matrix(file, place.stored, unit).to_dense() for unit in units]
     return DenseMatrix(np.concatenate(parts))
-
-
-def rank_span(place: TensorPlace, rank: Rank) -> Span:
-    """The rows or columns of this rank: whole units, nearly equal, nothing dropped."""
-    axis = 0 if place.split == "rows" else 1
-    units = place.shape[axis] // place.unit
-    if units < rank.count:
-        raise UnsupportedModelError(
-            f"{place.stored} has {units} parts, too few for {rank.count} tensor ranks",
-            hint="use fewer tensor ranks",
-        )
-    edges = [round(i * units / rank.count) * place.unit for i in (rank.index, rank.index + 1)]
-    return edges[0], edges[1]
 
 
 def _stored_shape(place: TensorPlace) -> tuple[int, ...]:

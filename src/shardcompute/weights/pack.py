@@ -19,13 +19,22 @@ from typing import Any, Self
 
 import numpy as np
 
-from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
-from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
+from shardcompute.backends.matrix import (
+    Array,
+    BlockMatrix,
+    DenseMatrix,
+    Float32,
+    Matrix,
+    MixedMatrix,
+    part_of,
+)
+from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.layout import Layout, TensorPlace
+from shardcompute.models.tensor_share import WHOLE, TensorCut
 from shardcompute.security.private_files import private_opener
 from shardcompute.weights.card import PARTS
 from shardcompute.weights.formats.tensor_file import Span, TensorFile, find_entry
-from shardcompute.weights.loader import Rank, rank_span, read_place, read_vector_place
+from shardcompute.weights.loader import read_place, read_vector_place
 from shardcompute.weights.sources.disk import disk_errors
 
 # JSON around one entry's name: type, shape and offsets of 64-bit numbers.
@@ -115,36 +124,41 @@ class PackWriter:
 
 
 class PackedTensors:
-    """Gives the decoder its tensors from a packed file (see `models.decoder.TensorSource`)."""
+    """Gives the decoder its tensors from a packed file (see `models.decoder.TensorSource`), and ranks parts of them."""
 
-    def __init__(self, file: TensorFile, layout: Layout, *, rank: Rank | None = None) -> None:
+    def __init__(self, file: TensorFile, layout: Layout) -> None:
         self._file = file
         self._layout = layout
-        self._rank = rank or Rank()
 
     def matrix(self, name: str, layer: int | None = None) -> Matrix:
+        return self.part(name, layer, WHOLE)
+
+    def part(self, name: str, layer: int | None, cut: TensorCut) -> Matrix:
+        """The rows and columns of a matrix that a tensor rank takes; its rows are all that is read of it."""
         place = self._place(name, layer)
         if place.stored in self._file.entries:
-            return read_place(self._file, place, self._rank)
-        rows = rank_span(place, self._rank) if place.split == "rows" else (0, place.shape[0])
-        columns = rank_span(place, self._rank) if place.split == "columns" else (0, place.shape[1])
-        blocks = self._blocks(place, rows, columns)
+            matrix = read_place(self._file, place, cut.rows)
+        else:
+            matrix = self._quantised(place, cut.rows or (0, place.shape[0]))
+        return part_of(matrix, None, cut.columns)
+
+    def _quantised(self, place: TensorPlace, rows: Span) -> Matrix:
+        blocks = self._blocks(place, rows)
         if f"{place.stored}#columns" not in self._file.entries:
             return blocks
         loud = self._part(place, "columns", np.int64, (0, self._count(place, "columns")))
         if loud.size and not 0 <= loud.min() <= loud.max() < place.shape[1]:
             raise _wrong_parts(self._file, place)
         values = self._part(place, "values", np.float16, rows).reshape(-1, loud.size)
-        here = (columns[0] <= loud) & (loud < columns[1])
-        return MixedMatrix(blocks, loud[here] - columns[0], np.ascontiguousarray(values[:, here]))
+        return MixedMatrix(blocks, loud, values)
 
     def vector(self, name: str, layer: int | None = None) -> Float32:
-        return read_vector_place(self._file, self._place(name, layer), self._rank)
+        return read_vector_place(self._file, self._place(name, layer))
 
     def _place(self, name: str, layer: int | None) -> TensorPlace:
         return (self._layout.model if layer is None else self._layout.layers[layer])[name]
 
-    def _blocks(self, place: TensorPlace, rows: Span, columns: Span) -> BlockMatrix:
+    def _blocks(self, place: TensorPlace, rows: Span) -> BlockMatrix:
         shape = find_entry(self._file, f"{place.stored}#codes").shape
         height, width = place.shape
         if len(shape) != 3 or shape[0] != height or not shape[1] or width % shape[1]:
@@ -152,17 +166,10 @@ class PackedTensors:
         size, bits = width // shape[1], 8 * shape[2] * shape[1] // width
         if bits not in (4, 8) or shape[2] * 8 != bits * size:
             raise _wrong_parts(self._file, place)
-        if columns[0] % size or columns[1] % size:
-            raise UnsupportedModelError(
-                f"columns {columns[0]} to {columns[1]} of {place.stored!r} cut through its blocks of {size}",
-                hint="split this model over fewer tensor ranks, or serve it as native",
-            )
-        kept = slice(columns[0] // size, columns[1] // size)
         count = rows[1] - rows[0]
 
         def part(name: str, dtype: type[np.generic], *inner: int) -> Array:
-            values = self._part(place, name, dtype, rows).reshape(count, *inner)
-            return np.ascontiguousarray(values[:, kept])
+            return self._part(place, name, dtype, rows).reshape(count, *inner)
 
         has_shifts = f"{place.stored}#shifts" in self._file.entries
         return BlockMatrix(

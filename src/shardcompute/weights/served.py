@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from shardcompute.weights.formats.bytes import LocalBytes
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 from shardcompute.weights.formats.safetensors_file import open_safetensors
 from shardcompute.weights.formats.tensor_file import TensorFile
-from shardcompute.weights.loader import Rank, ShardTensors, check_stage, place_bytes
+from shardcompute.weights.loader import ShardTensors, check_stage, place_bytes
 from shardcompute.weights.pack import PackedTensors, PackWriter
 from shardcompute.weights.quantised.folded_file import stored_file
 from shardcompute.weights.quantised.schemes import open_quantised
@@ -187,13 +187,13 @@ def served_vocabulary(tensors: TensorFile) -> Callable[[], Vocabulary]:
     return lazy_vocabulary(content)
 
 
-def shard_source(card: Card, tensors: TensorFile, stage: Stage, rank: Rank | None = None) -> TensorSource:
+def shard_source(card: Card, tensors: TensorFile, stage: Stage) -> TensorSource:
     """The decoder's tensors of one shard, from a file that holds those the card names."""
     if card.kind == "packed":
-        return PackedTensors(tensors, card.layout, rank=rank)
+        return PackedTensors(tensors, card.layout)
     tensors = open_quantised(tensors, card.quantization)
     check_stage(tensors, card.layout, stage.start, stage.stop)
-    return ShardTensors(tensors, card.layout, form=card.form, rank=rank)
+    return ShardTensors(tensors, card.layout, form=card.form)
 
 
 def _packed_layout(layout: Layout) -> tuple[Layout, dict[str, tuple[str, int | None, TensorPlace]]]:
@@ -207,9 +207,9 @@ def _packed_layout(layout: Layout) -> tuple[Layout, dict[str, tuple[str, int | N
     def pack(layer: int | None, name: str, place: TensorPlace) -> TensorPlace:
         stored = name if layer is None else f"layers.{layer}.{name}"
         if layer is None:
-            stored = packed.setdefault(replace(place, split="none", unit=1), stored)
+            stored = packed.setdefault(place, stored)
         sources.setdefault(stored, (name, layer, place))
-        return TensorPlace(stored, place.shape, place.split, place.unit)
+        return TensorPlace(stored, place.shape)
 
     def pack_all(layer: int | None, places: Mapping[str, TensorPlace]) -> dict[str, TensorPlace]:
         return {name: pack(layer, name, place) for name, place in places.items()}

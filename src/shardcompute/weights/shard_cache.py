@@ -4,6 +4,7 @@
       card                    the card, so that what lies here can be told and served after a restart
       <tensor>.<start>-<stop> a range of a tensor's bytes, and its SHA-256 behind them
       <tensor>.sha256         the hash of a tensor that was found whole and right
+      <tensor>.<start>-<stop>.sha256   the same of a part of it, which is all that a tensor rank fetches
 
 Each range appears under its name only when it was written, so a fetch that was cut off goes on where it
 stopped. A range is checked when it is first read and deleted if it is damaged: then it is simply missing. Two
@@ -34,7 +35,7 @@ _CARD_FILE = "card"
 _DIGEST_BYTES = 32
 _HASHED_BYTES = 4 << 20
 _RANGE = re.compile(r"([0-9a-f]{32})\.(\d+)-(\d+)")
-_VERIFIED = re.compile(r"([0-9a-f]{32})\.sha256")
+_VERIFIED = re.compile(r"([0-9a-f]{32})(?:\.(\d+)-(\d+))?\.sha256")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -146,7 +147,7 @@ class CachedShard:
         self._keys = {name: hashlib.sha256(name.encode()).hexdigest()[:32] for name in card.entries}
         self._lock = threading.Lock()
         self._spans: dict[str, list[Span]] = {name: [] for name in card.entries}
-        self._verified: set[str] = set()
+        self._verified: dict[str, set[Span]] = {name: set() for name in card.entries}
         self._checked: set[Path] = set()
         self._scan()
 
@@ -191,42 +192,45 @@ class CachedShard:
         check_range(name, self.card.entries[name].size_bytes, start, len(content))
         check_room(self.folder, len(content), f"a part of {self.card.model}")
         path = self._path(name, span)
-        self._unmark(name)  # these bytes were not there when the tensor was found right
+        self._unmark(name, span)  # these bytes were not there when the tensor was found right
         _write_whole(path, content, hashlib.sha256(content).digest())
         with self._lock:
             self._checked.discard(path)
             if span not in self._spans[name]:
                 self._spans[name].append(span)
 
-    def sha256(self, name: str) -> bytes | None:
-        """The hash of a tensor of which all is here; None if something is missing or damaged."""
+    def sha256(self, name: str, span: Span | None = None) -> bytes | None:
+        """The hash of a tensor, or of a part of it, of which all is here; None if something is missing or damaged."""
         digest = hashlib.sha256()
-        size = self.card.entries[name].size_bytes
-        for start in range(0, size, _HASHED_BYTES):
-            part = self.read(name, start, min(_HASHED_BYTES, size - start))
+        first, last = span or self._all_of(name)
+        for start in range(first, last, _HASHED_BYTES):
+            part = self.read(name, start, min(_HASHED_BYTES, last - start))
             if part is None:
                 return None
             digest.update(part)
         return digest.digest()
 
-    def mark_verified(self, name: str, digest: bytes) -> None:
-        """The tensor is all here and its hash is what its origin says."""
-        _write_whole(self._mark(name), digest)
+    def mark_verified(self, name: str, digest: bytes, span: Span | None = None) -> None:
+        """The tensor, or this part of it, is all here and its hash is what its origin says."""
+        span = span or self._all_of(name)
+        _write_whole(self._mark(name, span), digest)
         with self._lock:
-            self._verified.add(name)
+            self._verified[name].add(span)
 
-    def is_verified(self, name: str) -> bool:
-        """True if the tensor is all here and was found right."""
+    def is_verified(self, name: str, span: Span | None = None) -> bool:
+        """True if the tensor, or this part of it, is all here and was found right, by itself or as part of more."""
+        start, stop = span or self._all_of(name)
         with self._lock:
-            is_marked = name in self._verified
-        return is_marked and not self.missing(name, 0, self.card.entries[name].size_bytes)
+            is_marked = any(first <= start and stop <= last for first, last in self._verified[name])
+        return is_marked and not self.missing(name, start, stop)
 
-    def drop(self, name: str) -> None:
-        """Forget all of a tensor."""
+    def drop(self, name: str, span: Span | None = None) -> None:
+        """Forget all of a tensor, or all that has to do with this part of it."""
+        span = span or self._all_of(name)
         with self._lock:
-            spans = list(self._spans[name])
-        for span in spans:
-            self._forget(name, span)
+            spans = [each for each in self._spans[name] if _overlap(each, span)]
+        for each in spans:
+            self._forget(name, each)
 
     def holdings(self) -> Iterator[Held]:
         """Ranges of layers that are here whole, whatever adapters they have."""
@@ -244,7 +248,9 @@ class CachedShard:
         with disk_errors(self.folder), os.scandir(self.folder) as files:
             for file in files:
                 if (match := _VERIFIED.fullmatch(file.name)) and match[1] in names:
-                    self._verified.add(names[match[1]])
+                    name = names[match[1]]
+                    part = (int(match[2]), int(match[3])) if match[2] else self._all_of(name)
+                    self._verified[name].add(part)
                 elif (match := _RANGE.fullmatch(file.name)) and match[1] in names:
                     span = (int(match[2]), int(match[3]))
                     if file.stat().st_size == span[1] - span[0] + _DIGEST_BYTES:
@@ -253,8 +259,12 @@ class CachedShard:
     def _path(self, name: str, span: Span) -> Path:
         return self.folder / f"{self._keys[name]}.{span[0]}-{span[1]}"
 
-    def _mark(self, name: str) -> Path:
-        return self.folder / f"{self._keys[name]}.sha256"
+    def _mark(self, name: str, span: Span) -> Path:
+        part = "" if span == self._all_of(name) else f".{span[0]}-{span[1]}"
+        return self.folder / f"{self._keys[name]}{part}.sha256"
+
+    def _all_of(self, name: str) -> Span:
+        return 0, self.card.entries[name].size_bytes
 
     def _read_into(self, name: str, span: Span, offset: int, out: memoryview) -> bool:
         """Fill `out` from a range's file; False if that cannot be done or the file is damaged."""
@@ -275,7 +285,7 @@ class CachedShard:
 
     def _forget(self, name: str, span: Span) -> None:
         path = self._path(name, span)
-        self._unmark(name)
+        self._unmark(name, span)
         with self._lock:
             self._checked.discard(path)
             if span in self._spans[name]:
@@ -283,17 +293,18 @@ class CachedShard:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
-    def _unmark(self, name: str) -> None:
+    def _unmark(self, name: str, span: Span) -> None:
         with self._lock:
-            self._verified.discard(name)
-        with contextlib.suppress(OSError):
-            self._mark(name).unlink(missing_ok=True)
+            doubted = {each for each in self._verified[name] if _overlap(each, span)}
+            self._verified[name] -= doubted
+        for each in doubted:
+            with contextlib.suppress(OSError):
+                self._mark(name, each).unlink(missing_ok=True)
 
 
 class CachedTensors:
-    """A `TensorFile` over what a worker holds, to serve other workers from: tensors that were found whole and right.
-
-    `SourceError` for the others.
+    """A `TensorFile` over what a worker holds, to serve other workers from: tensors that were found right, or the parts
+    of them that were. `SourceError` for the others.
     """
 
     def __init__(self, shard: CachedShard) -> None:
@@ -303,7 +314,8 @@ class CachedTensors:
         self.metadata: Mapping[str, Any] = {}
 
     def read_bytes(self, name: str, offset: int, length: int) -> memoryview:
-        found = self._shard.read(name, offset, length) if self._shard.is_verified(name) else None
+        is_right = self._shard.is_verified(name, (offset, offset + length))
+        found = self._shard.read(name, offset, length) if is_right else None
         if found is None:
             raise SourceError(f"{name!r} is not in {self.name}", hint="fetch it from the coordinator")
         return found
@@ -313,6 +325,10 @@ class CachedTensors:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
 
 
 def _size_of(folder: Path) -> int:

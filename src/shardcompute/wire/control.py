@@ -157,8 +157,9 @@ class CardReply(msgspec.Struct, frozen=True, array_like=True, tag=31):
 
 
 class FetchTensor(msgspec.Struct, frozen=True, array_like=True, tag=32):
-    """`length` bytes of a stored tensor, from its byte `offset` on. A request for none asks for its hash; `claim` is
-    then the one that the asker has found, for a tensor that it has read at the model's source."""
+    """`length` bytes of a stored tensor, from its byte `offset` on. A request for none asks for the hash of so many
+    (`hashed`; 0: of all of the tensor); `claim` is then the one that the asker has found, for what it has read at the
+    model's source."""
 
     number: Number
     model: Name
@@ -166,14 +167,15 @@ class FetchTensor(msgspec.Struct, frozen=True, array_like=True, tag=32):
     offset: Number
     length: Number
     claim: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    hashed: Number = 0
 
 
 class TensorBytes(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """The bytes asked for, as the body, and the SHA-256 of the whole tensor where the sender knows it."""
+    """The bytes asked for, as the body, or the SHA-256 that was asked for."""
 
     number: Number
     size: Number
-    tensor_sha256: bytes = b""
+    sha256: bytes = b""
 
 
 class FetchFailed(msgspec.Struct, frozen=True, array_like=True, tag=34):

@@ -196,13 +196,11 @@ def test_qwen3_moe_mixes_dense_and_sparse_layers() -> None:
     [
         (
             lambda name: name,
-            TensorPlace("mlp.experts.gate_up_proj", (256, 512), "rows", rows=(256, 512), expert=2),
+            TensorPlace("mlp.experts.gate_up_proj", (256, 512), rows=(256, 512), expert=2),
         ),
         (
             lambda name: name.replace("mlp", "block_sparse_moe"),
-            TensorPlace(
-                "block_sparse_moe.experts.gate_up_proj", (256, 512), "rows", rows=(256, 512), expert=2
-            ),
+            TensorPlace("block_sparse_moe.experts.gate_up_proj", (256, 512), rows=(256, 512), expert=2),
         ),
     ],
 )

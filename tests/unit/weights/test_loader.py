@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -17,11 +16,12 @@ from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families.places import layer_slots, model_slots
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope
+from shardcompute.models.tensor_share import TensorCut
 from shardcompute.weights.formats.bytes import LocalBytes
 from shardcompute.weights.formats.gguf_file import open_gguf
+from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 from shardcompute.weights.formats.tensor_file import TensorFile
 from shardcompute.weights.loader import (
-    Rank,
     ShardTensors,
     check_stage,
     read_place,
@@ -83,80 +83,72 @@ def layout_of(spec: ModelSpec) -> Layout:
     )
 
 
+def one_layer(place: TensorPlace) -> Layout:
+    return Layout({}, ({"mlp.up": place},))
+
+
 def all_tensors(spec: ModelSpec) -> dict[str, NDArray[np.float32]]:
     layout = layout_of(spec)
     return {p.stored: normal(*p.shape) for places in (layout.model, *layout.layers) for p in places.values()}
 
 
-# Tensor ranks
+# Parts of tensor ranks
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize(("split", "axis"), [("rows", 0), ("columns", 1)])
-def test_the_ranks_parts_make_the_whole(write: Write, dtype: str, count: int, split: Any, axis: int) -> None:
-    file = write({"w": normal(96, 192)}, dtype)
-    whole = read_place(file, TensorPlace("w", (96, 192)), Rank()).to_dense()
-    cut = TensorPlace("w", (96, 192), split, unit=32)
-    parts = [read_place(file, cut, Rank(i, count)).to_dense() for i in range(count)]
-    assert all(part.size for part in parts)
-    np.testing.assert_array_equal(np.concatenate(parts, axis=axis), whole)
+@pytest.mark.parametrize("form", WEIGHT_FORMS)
+@pytest.mark.parametrize("cut", [TensorCut((0, 31)), TensorCut((31, 96)), TensorCut((32, 64), (32, 128))])
+def test_a_part_has_the_numbers_of_the_whole(write: Write, dtype: str, form: str, cut: TensorCut) -> None:
+    tensors = ShardTensors(
+        write({"w": normal(96, 192)}, dtype), one_layer(TensorPlace("w", (96, 192))), form=form
+    )
+    whole, part = tensors.matrix("mlp.up", 0), tensors.part("mlp.up", 0, cut)
+    expected = whole.to_dense()[slice(*(cut.rows or (0, 96))), slice(*(cut.columns or (0, 192)))]
+    assert type(part) is type(whole) or isinstance(part, BlockMatrix), (
+        "of mixed columns none may be in a part"
+    )
+    np.testing.assert_array_equal(part.to_dense(), expected)
 
 
-def test_nine_heads_over_three_ranks(write: Write) -> None:
-    names = ("attention.q", "attention.k", "attention.v", "attention.out")
-    tensors = {name: normal(*place(name).shape) for name in names}
-    file = write(tensors, "Q4_1")
-    whole = {name: read_place(file, place(name), Rank()).to_dense() for name in names}
-    for i in range(3):
-        rank = Rank(i, 3)
-        queries, keys = slice(96 * i, 96 * (i + 1)), slice(32 * i, 32 * (i + 1))
-        for name, part in (
-            ("attention.q", whole["attention.q"][queries]),
-            ("attention.k", whole["attention.k"][keys]),
-            ("attention.v", whole["attention.v"][keys]),
-            ("attention.out", whole["attention.out"][:, queries]),
-        ):
-            np.testing.assert_array_equal(read_place(file, place(name), rank).to_dense(), part)
-
-
-def test_two_ranks_share_three_key_heads_without_cutting_one(write: Write) -> None:
-    file = write({name: normal(*place(name).shape) for name in ("attention.q", "attention.k")})
-    heights = [
-        [len(read_place(file, place(name), Rank(i, 2)).to_dense()) // SPEC.head_dim for i in range(2)]
-        for name in ("attention.q", "attention.k")
-    ]
-    assert heights == [[6, 3], [2, 1]], "queries stay with their keys"
-
-
-@pytest.mark.parametrize("name", ["attention.q", "attention.k", "attention.out"])
-def test_more_ranks_than_key_heads_are_refused(write: Write, name: str) -> None:
-    file = write({name: normal(*place(name).shape)})
-    with pytest.raises(UnsupportedModelError, match="3 parts, too few for 4 tensor ranks"):
-        read_place(file, place(name), Rank(0, 4))
-
-
-def test_columns_that_cut_through_blocks_are_refused(write: Write) -> None:
-    file = write({"mlp.down": normal(*place("mlp.down").shape)}, "Q8_0")
-    with pytest.raises(UnsupportedModelError, match="cut through its Q8_0 blocks"):
-        read_place(file, place("mlp.down"), Rank(0, 3))
+@pytest.mark.parametrize("form", ["native", "int8", "mixed"])
+def test_a_part_of_what_is_stored_in_another_order(write: Write, form: str) -> None:
+    """Heads in pairs, every other row, a fused matrix, a stack of experts, and one that is transposed."""
+    values, stack = normal(192, 64), normal(3, 64, 64)
+    file = write({"w": values, "stack": stack})
+    for place in (
+        TensorPlace("w", (192, 64), interleaved_head_dim=32),
+        TensorPlace("w", (96, 64), every=(1, 2)),
+        TensorPlace("w", (96, 64), rows=(64, 160)),
+        TensorPlace("stack", (64, 64), expert=2),
+        TensorPlace("stack", (64, 64), expert=1, is_transposed=True),
+        TensorPlace("stack", (32, 64), expert=1, is_transposed=True, every=(1, 2)),
+        TensorPlace("stack", (192, 64), stored_shape=(3, 64, 64)),
+    ):
+        tensors = ShardTensors(file, one_layer(place), form=form)
+        rows, columns = (0, place.shape[0]) if place.stored_shape is None else (64, 128), (32, 64)
+        rows = (rows[1] // 2, rows[1]) if place.stored_shape is None else rows
+        for cut in (TensorCut(rows), TensorCut(None, columns), TensorCut(rows, columns)):
+            expected = tensors.matrix("mlp.up", 0).to_dense()
+            expected = expected[slice(*(cut.rows or (0, None))), slice(*(cut.columns or (0, None)))]
+            np.testing.assert_array_equal(tensors.part("mlp.up", 0, cut).to_dense(), expected)
 
 
 def test_a_rank_reads_only_its_rows(write: Write) -> None:
-    file = write({"attention.q": normal(288, 288)}, "Q4_1")
+    file = write({"w": normal(288, 288)}, "Q4_1")
+    tensors = ShardTensors(file, one_layer(TensorPlace("w", (288, 288))))
     source: LocalBytes = file._source  # type: ignore[attr-defined]
     before = source.bytes_read
-    read_place(file, place("attention.q"), Rank(1, 3))
-    assert source.bytes_read - before == file.entries["attention.q"].size_bytes // 3
+    tensors.part("mlp.up", 0, TensorCut((96, 192)))
+    assert source.bytes_read - before == file.entries["w"].size_bytes // 3
 
 
-def test_vectors_are_cut_like_their_matrices(write: Write) -> None:
-    values = normal(288)
-    file = write({"attention.q.bias": values})
-    bias = TensorPlace("attention.q.bias", (288,), "rows", 96)
-    parts = [read_vector_place(file, bias, Rank(i, 3)) for i in range(3)]
-    np.testing.assert_array_equal(np.concatenate(parts), values)
-    np.testing.assert_array_equal(read_vector_place(file, replace(bias, split="none"), Rank(1, 3)), values)
+def test_a_rank_reads_only_its_columns_where_those_are_rows(write: Write) -> None:
+    file = write({"w": normal(96, 64)})
+    tensors = ShardTensors(file, one_layer(TensorPlace("w", (64, 96), is_transposed=True)))
+    source: LocalBytes = file._source  # type: ignore[attr-defined]
+    before = source.bytes_read
+    tensors.part("mlp.up", 0, TensorCut(None, (32, 64)))
+    assert source.bytes_read - before == file.entries["w"].size_bytes // 3
 
 
 # Orders in which checkpoints store rows
@@ -172,65 +164,62 @@ def interleave(values: NDArray[np.float32], head_dim: int) -> NDArray[np.float32
 def test_interleaved_heads_are_put_in_halves(write: Write, dtype: str) -> None:
     values = normal(288, 64)
     file = write({"plain": values, "pairs": interleave(values, 32)}, dtype)
-    plain = TensorPlace("plain", (288, 64), "rows", 96)
+    plain = TensorPlace("plain", (288, 64))
     pairs = replace(plain, stored="pairs", interleaved_head_dim=32)
-    for rank in (Rank(), Rank(0, 3), Rank(2, 3)):
+    for rows in (None, (0, 96), (192, 288)):
         np.testing.assert_array_equal(
-            read_place(file, pairs, rank).to_dense(), read_place(file, plain, rank).to_dense()
+            read_place(file, pairs, rows).to_dense(), read_place(file, plain, rows).to_dense()
         )
     is_kept = DenseMatrix if dtype == "F32" else BlockMatrix
-    assert isinstance(read_place(file, pairs, Rank()), is_kept), "rearranging does not round or widen"
+    assert isinstance(read_place(file, pairs), is_kept), "rearranging does not round or widen"
 
 
 def test_interleaved_biases_are_put_in_halves(write: Write) -> None:
     values = normal(288)
     file = write({"pairs": interleave(values, 32)})
-    bias = TensorPlace("pairs", (288,), "rows", 96, interleaved_head_dim=32)
-    parts = [read_vector_place(file, bias, Rank(i, 3)) for i in range(3)]
-    np.testing.assert_array_equal(np.concatenate(parts), values)
+    bias = TensorPlace("pairs", (288,), interleaved_head_dim=32)
+    np.testing.assert_array_equal(read_vector_place(file, bias), values)
 
 
 def test_gemmas_norms_get_their_one_back(write: Write) -> None:
     values = normal(64)
     file = write({"norm": values})
     norm = TensorPlace("norm", (64,), plus_one=True)
-    np.testing.assert_array_equal(read_vector_place(file, norm, Rank()), values + np.float32(1))
+    np.testing.assert_array_equal(read_vector_place(file, norm), values + np.float32(1))
 
 
 @pytest.mark.parametrize("dtype", ["F32", "Q4_1"])
 def test_parts_of_a_fused_matrix(write: Write, dtype: str) -> None:
     file = write({"qkv": normal(480, 64)}, dtype)
-    whole = read_place(file, TensorPlace("qkv", (480, 64)), Rank()).to_dense()
-    key = TensorPlace("qkv", (96, 64), "rows", 32, rows=(288, 384))
-    np.testing.assert_array_equal(read_place(file, key, Rank()).to_dense(), whole[288:384])
-    np.testing.assert_array_equal(read_place(file, key, Rank(1, 3)).to_dense(), whole[320:352])
+    whole = read_place(file, TensorPlace("qkv", (480, 64))).to_dense()
+    key = TensorPlace("qkv", (96, 64), rows=(288, 384))
+    np.testing.assert_array_equal(read_place(file, key).to_dense(), whole[288:384])
+    np.testing.assert_array_equal(read_place(file, key, (32, 64)).to_dense(), whole[320:352])
 
 
 def test_experts_of_a_stack(write: Write) -> None:
     file = write({"stack": normal(3, 128, 64)}, "Q8_0")
     whole = np.stack(
-        [read_place(file, TensorPlace("stack", (128, 64), expert=e), Rank()).to_dense() for e in range(3)]
+        [read_place(file, TensorPlace("stack", (128, 64), expert=e)).to_dense() for e in range(3)]
     )
     assert whole.shape == (3, 128, 64)
-    up = TensorPlace("stack", (64, 64), "rows", rows=(64, 128), expert=2)
-    np.testing.assert_array_equal(read_place(file, up, Rank()).to_dense(), whole[2, 64:])
-    np.testing.assert_array_equal(read_place(file, up, Rank(1, 2)).to_dense(), whole[2, 96:])
+    up = TensorPlace("stack", (64, 64), rows=(64, 128), expert=2)
+    np.testing.assert_array_equal(read_place(file, up).to_dense(), whole[2, 64:])
+    np.testing.assert_array_equal(read_place(file, up, (32, 64)).to_dense(), whole[2, 96:])
     with pytest.raises(CorruptModelError, match="experts 3 to 4"):
-        read_place(file, replace(up, expert=3), Rank())
+        read_place(file, replace(up, expert=3))
 
 
 @pytest.mark.parametrize("shape", [(4, 32, 64), (128, 64)])
 def test_matrices_of_heads_may_be_stacked(write: Write, shape: tuple[int, ...]) -> None:
     file = write({"maps": normal(*shape)}, "Q8_0")
-    maps = TensorPlace("maps", (128, 64), "rows", 32, stored_shape=(4, 32, 64))
+    maps = TensorPlace("maps", (128, 64), stored_shape=(4, 32, 64))
     check_stage(file, Layout({}, ({"maps": maps},)), 0, 1)
-    whole = read_place(file, maps, Rank()).to_dense()
-    flat = [
-        read_place(file, TensorPlace("maps", (32, 64), expert=e), Rank()) for e in range(4) if shape[0] == 4
-    ]
+    whole = read_place(file, maps).to_dense()
+    flat = [read_place(file, TensorPlace("maps", (32, 64), expert=e)) for e in range(4) if shape[0] == 4]
     if flat:
         np.testing.assert_array_equal(whole, np.concatenate([head.to_dense() for head in flat]))
-    np.testing.assert_array_equal(read_place(file, maps, Rank(1, 2)).to_dense(), whole[64:])
+    np.testing.assert_array_equal(read_place(file, maps, (64, 128)).to_dense(), whole[64:])
 
 
 def test_one_row_may_be_stored_as_a_vector(write: Write) -> None:
@@ -239,12 +228,12 @@ def test_one_row_may_be_stored_as_a_vector(write: Write) -> None:
     for stored in (values, values.reshape(1, 64)):
         file = write({"score": stored})
         check_stage(file, Layout({}, ({"score": place},)), 0, 1)
-        np.testing.assert_array_equal(read_place(file, place, Rank()).to_dense(), values.reshape(1, 64))
+        np.testing.assert_array_equal(read_place(file, place).to_dense(), values.reshape(1, 64))
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 64), (4, 64, 32), (4, 32, 63), (8192,)])
 def test_a_stack_of_another_shape_is_refused(write: Write, shape: tuple[int, ...]) -> None:
-    layout = Layout({}, ({"maps": TensorPlace("maps", (128, 64), "rows", 32, stored_shape=(4, 32, 64))},))
+    layout = Layout({}, ({"maps": TensorPlace("maps", (128, 64), stored_shape=(4, 32, 64))},))
     with pytest.raises(CorruptModelError, match="4×32×64"):
         check_stage(write({"maps": normal(*shape)}), layout, 0, 1)
 
@@ -254,24 +243,24 @@ def test_transposed_experts_with_gate_and_up_in_turn(write: Write) -> None:
     matrices, biases = normal(2, 48, 64), normal(2, 64)
     file = write({"gate_up": matrices, "bias": biases})
     for offset in (0, 1):
-        part = TensorPlace("gate_up", (32, 48), "rows", every=(offset, 2), expert=1, is_transposed=True)
-        np.testing.assert_array_equal(read_place(file, part, Rank()).to_dense(), matrices[1].T[offset::2])
+        part = TensorPlace("gate_up", (32, 48), every=(offset, 2), expert=1, is_transposed=True)
+        np.testing.assert_array_equal(read_place(file, part).to_dense(), matrices[1].T[offset::2])
         np.testing.assert_array_equal(
-            read_place(file, part, Rank(1, 2)).to_dense(), matrices[1].T[offset::2][16:]
+            read_place(file, part, None, (24, 48)).to_dense(), matrices[1].T[offset::2][:, 24:]
         )
-        bias = TensorPlace("bias", (32,), "rows", every=(offset, 2), expert=1)
-        np.testing.assert_array_equal(read_vector_place(file, bias, Rank(0, 2)), biases[1, offset::2][:16])
-    down = TensorPlace("gate_up", (64, 48), "columns", expert=0, is_transposed=True)
-    np.testing.assert_array_equal(read_place(file, down, Rank(1, 2)).to_dense(), matrices[0].T[:, 24:])
+        bias = TensorPlace("bias", (32,), every=(offset, 2), expert=1)
+        np.testing.assert_array_equal(read_vector_place(file, bias), biases[1, offset::2])
+    down = TensorPlace("gate_up", (64, 48), expert=0, is_transposed=True)
+    np.testing.assert_array_equal(read_place(file, down, None, (24, 48)).to_dense(), matrices[0].T[:, 24:])
 
 
 def test_quantised_blocks_are_not_rounded_again_to_rearrange_them(write: Write) -> None:
     file = write({"w": normal(64, 64)}, "Q8_0")
     with pytest.raises(UnsupportedModelError, match="cannot be rearranged"):
-        read_place(file, TensorPlace("w", (64, 64), is_transposed=True), Rank())
-    every_other = read_place(file, TensorPlace("w", (32, 64), "rows", every=(1, 2)), Rank(1, 2))
+        read_place(file, TensorPlace("w", (64, 64), is_transposed=True))
+    every_other = read_place(file, TensorPlace("w", (32, 64), every=(1, 2)), (16, 32))
     assert isinstance(every_other, BlockMatrix)
-    whole = read_place(file, TensorPlace("w", (64, 64)), Rank()).to_dense()
+    whole = read_place(file, TensorPlace("w", (64, 64))).to_dense()
     np.testing.assert_array_equal(every_other.to_dense(), whole[1::2][16:])
 
 
@@ -288,7 +277,7 @@ def test_tensors_come_in_the_wanted_form_but_routers_as_they_are(write: Write) -
         router = tensors.matrix("mlp.router", 0)
         assert isinstance(router, DenseMatrix)
         np.testing.assert_array_equal(
-            router.to_dense(), read_place(file, layout.layers[0]["mlp.router"], Rank()).to_dense()
+            router.to_dense(), read_place(file, layout.layers[0]["mlp.router"]).to_dense()
         )
 
 
@@ -359,9 +348,9 @@ def test_other_stages_tensors_are_not_this_ones_business(write: Write) -> None:
 def test_a_fused_matrix_ends_where_its_last_part_does(write: Write, rows: int) -> None:
     """Too many rows are as wrong as too few: the parts would be cut at the wrong places."""
     parts = {
-        "q": TensorPlace("qkv", (288, 64), "rows", 96, rows=(0, 288)),
-        "k": TensorPlace("qkv", (96, 64), "rows", 32, rows=(288, 384)),
-        "v": TensorPlace("qkv", (96, 64), "rows", 32, rows=(384, 480)),
+        "q": TensorPlace("qkv", (288, 64), rows=(0, 288)),
+        "k": TensorPlace("qkv", (96, 64), rows=(288, 384)),
+        "v": TensorPlace("qkv", (96, 64), rows=(384, 480)),
     }
     layout = Layout({}, (parts,))
     check_stage(write({"qkv": normal(480, 64)}), layout, 0, 1)
@@ -372,7 +361,7 @@ def test_a_fused_matrix_ends_where_its_last_part_does(write: Write, rows: int) -
 @pytest.mark.parametrize("shape", [(1, 128, 64), (3, 128, 64), (2, 128, 32), (2, 130, 64), (128, 64)])
 def test_a_stack_holds_exactly_the_experts(write: Write, shape: tuple[int, ...]) -> None:
     parts = {
-        f"{part}.{expert}": TensorPlace("stack", (64, 64), "rows", rows=rows, expert=expert)
+        f"{part}.{expert}": TensorPlace("stack", (64, 64), rows=rows, expert=expert)
         for expert in range(2)
         for part, rows in (("gate", (0, 64)), ("up", (64, 128)))
     }

@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Matrix, MixedMatrix
-from shardcompute.core.errors import CorruptModelError, UnsupportedModelError, UsageError
+from shardcompute.core.errors import CorruptModelError, UsageError
 from shardcompute.core.settings import Settings
 from shardcompute.models.layout import TOWER, Layout, TensorPlace
 from shardcompute.models.spec import Stage, whole
+from shardcompute.models.tensor_share import TensorCut
 from shardcompute.weights import served as served_module
 from shardcompute.weights.card import decode_card, encode_card
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.formats.bytes import LocalBytes
 from shardcompute.weights.formats.quantise import convert
 from shardcompute.weights.formats.safetensors_file import open_safetensors
-from shardcompute.weights.loader import Rank, ShardTensors
+from shardcompute.weights.loader import ShardTensors
 from shardcompute.weights.pack import PackedTensors, PackWriter
 from shardcompute.weights.served import prepare_served, shard_source
 from shardcompute.weights.sources.reference import parse_reference
@@ -224,8 +225,8 @@ def test_a_form_nobody_knows_is_refused(tiny: Callable[[str], Path], tmp_path: P
 # Tensor ranks
 
 
-def _packed(folder: Path, form: str, split: str, unit: int = 32) -> tuple[Callable[..., Matrix], Matrix, Any]:
-    """A packed matrix of 64×128 for two ranks, and the whole of it."""
+def _packed(folder: Path, form: str) -> tuple[PackedTensors, Matrix, Any]:
+    """A packed matrix of 64×128, and the whole of it."""
     values = np.random.default_rng(3).standard_normal((64, 128), dtype=np.float32)
     whole_matrix = convert(DenseMatrix(values), form)
     path = folder / f"{form}.safetensors"
@@ -233,36 +234,24 @@ def _packed(folder: Path, form: str, split: str, unit: int = 32) -> tuple[Callab
         writer.add_matrix("head", whole_matrix)
         writer.finish({})
     file = open_safetensors(LocalBytes(path))
-    layout = Layout({"head": TensorPlace("head", (64, 128), split, unit)}, ())  # type: ignore[arg-type]
-
-    def rank(index: int, count: int = 2) -> Matrix:
-        return PackedTensors(file, layout, rank=Rank(index, count)).matrix("head")
-
-    return rank, whole_matrix, file
+    return PackedTensors(file, Layout({"head": TensorPlace("head", (64, 128))}, ())), whole_matrix, file
 
 
 @pytest.mark.parametrize("form", ["float32", "int8", "int4", "mixed"])
-@pytest.mark.parametrize("split", ["rows", "columns"])
-def test_ranks_read_their_part_of_a_packed_matrix(tmp_path: Path, form: str, split: str) -> None:
-    rank, matrix, file = _packed(tmp_path, form, split)
-    parts = [rank(0).to_dense(), rank(1).to_dense()]
-    np.testing.assert_array_equal(np.concatenate(parts, axis=0 if split == "rows" else 1), matrix.to_dense())
+@pytest.mark.parametrize("cut", [TensorCut((5, 40)), TensorCut(None, (32, 96)), TensorCut((0, 9), (16, 48))])
+def test_ranks_read_their_part_of_a_packed_matrix(tmp_path: Path, form: str, cut: TensorCut) -> None:
+    tensors, matrix, file = _packed(tmp_path, form)
+    part = tensors.part("head", None, cut).to_dense()
+    expected = matrix.to_dense()[slice(*(cut.rows or (0, 64))), slice(*(cut.columns or (0, 128)))]
+    np.testing.assert_array_equal(part, expected)
     file.close()
 
 
 def test_a_rank_reads_no_more_than_its_rows(tmp_path: Path) -> None:
-    rank, matrix, file = _packed(tmp_path, "int8", "rows")
-    source = file._source
-    before = source.bytes_read
-    part = rank(1)
-    assert source.bytes_read - before == part.size_bytes == matrix.size_bytes // 2
-    file.close()
-
-
-def test_columns_that_cut_blocks_are_refused(tmp_path: Path) -> None:
-    rank, _, file = _packed(tmp_path, "int8", "columns", unit=16)
-    with pytest.raises(UnsupportedModelError, match="blocks of 32"):
-        rank(0, 8)
+    tensors, matrix, file = _packed(tmp_path, "int8")
+    before = file._source.bytes_read
+    part = tensors.part("head", None, TensorCut((32, 64)))
+    assert file._source.bytes_read - before == part.size_bytes == matrix.size_bytes // 2
     file.close()
 
 
@@ -295,9 +284,9 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path: Path, parts: dict[
 
 
 def test_a_mixed_matrix_keeps_each_ranks_own_columns(tmp_path: Path) -> None:
-    rank, matrix, file = _packed(tmp_path, "mixed", "columns")
+    tensors, matrix, file = _packed(tmp_path, "mixed")
     assert isinstance(matrix, MixedMatrix)
-    halves = [rank(0), rank(1)]
+    halves = [tensors.part("head", None, TensorCut(None, each)) for each in ((0, 64), (64, 128))]
     columns = [
         half.columns + 64 * index for index, half in enumerate(halves) if isinstance(half, MixedMatrix)
     ]

@@ -7,11 +7,11 @@ function that does so for every slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families.fields import FALLBACK_HINT, shown
-from shardcompute.models.layout import Layout, Split, TensorPlace
+from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import LatentAttention, ModelSpec
 
 
@@ -21,12 +21,12 @@ class UnknownTensorsError(UnsupportedModelError):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor of a layer (`layer` is None: of the whole model), by our name, with its shape and cuts."""
+    """One tensor of a layer (`layer` is None: of the whole model), by our name. `unit` is how many rows are one
+    head's, where checkpoints may keep its matrix apart."""
 
     name: str
     layer: int | None
     shape: tuple[int, ...]
-    split: Split = "none"
     unit: int = 1
 
     @property
@@ -49,7 +49,7 @@ class Slot:
         return (int(parts[1]), parts[2]) if parts[0] == "experts" else None
 
     def at(self, stored: str) -> TensorPlace:
-        return TensorPlace(stored, self.shape, self.split, self.unit)
+        return TensorPlace(stored, self.shape)
 
 
 FUSED = frozenset(
@@ -77,7 +77,7 @@ def make_layout(spec: ModelSpec, locate: Locate, stored: Collection[str], ignore
 def model_slots(spec: ModelSpec) -> Iterator[Slot]:
     yield Slot("embedding", None, (spec.vocab_size, spec.hidden))
     yield from _norm_slots("norm", None, spec)
-    yield Slot("head", None, (spec.vocab_size, spec.hidden), "rows")
+    yield Slot("head", None, (spec.vocab_size, spec.hidden))
 
 
 def layer_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
@@ -104,7 +104,7 @@ def _latent_slots(spec: ModelSpec, latent: LatentAttention, layer: int) -> Itera
         yield Slot("attention.q_down", layer, (latent.q_rank, spec.hidden))
         yield Slot("attention.q_latent_norm", layer, (latent.q_rank,))
     q_shape = (spec.heads * q_unit, latent.q_rank or spec.hidden)
-    yield Slot("attention.q", layer, q_shape, "rows", q_unit)
+    yield Slot("attention.q", layer, q_shape)
     yield Slot("attention.kv_down", layer, (spec.head_dim, spec.hidden))
     yield Slot("attention.kv_norm", layer, (latent.kv_rank,))
     if latent.is_absorbed:
@@ -112,11 +112,11 @@ def _latent_slots(spec: ModelSpec, latent: LatentAttention, layer: int) -> Itera
             (spec.heads * latent.kv_rank, latent.plain),
             (spec.heads * latent.value, latent.kv_rank),
         )
-        yield Slot("attention.k_up", layer, k_shape, "rows", latent.kv_rank)
-        yield Slot("attention.v_up", layer, v_shape, "rows", latent.value)
+        yield Slot("attention.k_up", layer, k_shape, latent.kv_rank)
+        yield Slot("attention.v_up", layer, v_shape, latent.value)
     else:
-        yield Slot("attention.kv_up", layer, (spec.heads * up_unit, latent.kv_rank), "rows", up_unit)
-    yield Slot("attention.out", layer, (spec.hidden, spec.heads * latent.value), "columns", latent.value)
+        yield Slot("attention.kv_up", layer, (spec.heads * up_unit, latent.kv_rank))
+    yield Slot("attention.out", layer, (spec.hidden, spec.heads * latent.value))
 
 
 def _attention_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
@@ -124,28 +124,26 @@ def _attention_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
         yield Slot("attention.norm", layer, (spec.hidden,))
         yield from _latent_slots(spec, spec.latent, layer)
         return
-    # Query heads that share keys stay together, so that ranks cut q, k and v at the same heads.
-    q_unit, kv_unit = spec.group * spec.head_dim, spec.head_dim
     q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if spec.norm_placement != "after":
         yield from _norm_slots("attention.norm", layer, spec)
-    for name, width, unit in (("q", q_width, q_unit), ("k", kv_width, kv_unit), ("v", kv_width, kv_unit)):
-        matrix = Slot(f"attention.{name}", layer, (width, spec.hidden), "rows", unit)
+    for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
+        matrix = Slot(f"attention.{name}", layer, (width, spec.hidden))
         yield matrix
         if spec.has_qkv_bias:
-            yield _row_bias(matrix)
+            yield _bias(matrix)
     if spec.qk_norm == "head":
         yield Slot("attention.q_norm", layer, (spec.head_dim,))
         yield Slot("attention.k_norm", layer, (spec.head_dim,))
     elif spec.qk_norm == "width":
-        yield Slot("attention.q_norm", layer, (q_width,), "rows", q_unit)
-        yield Slot("attention.k_norm", layer, (kv_width,), "rows", kv_unit)
+        yield Slot("attention.q_norm", layer, (q_width,))
+        yield Slot("attention.k_norm", layer, (kv_width,))
     if spec.has_sinks:
-        yield Slot("attention.sinks", layer, (spec.heads,), "rows", spec.group)
-    out = Slot("attention.out", layer, (spec.hidden, q_width), "columns", q_unit)
+        yield Slot("attention.sinks", layer, (spec.heads,))
+    out = Slot("attention.out", layer, (spec.hidden, q_width))
     yield out
     if spec.has_out_bias:
-        yield _whole_bias(out)
+        yield _bias(out)
     if spec.norm_placement != "before":
         yield from _norm_slots("attention.post_norm", layer, spec)
 
@@ -156,7 +154,7 @@ def _expert_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
     router = Slot("mlp.router", layer, (spec.experts.count, spec.hidden))
     yield router
     if spec.experts.has_bias:
-        yield _whole_bias(router)
+        yield _bias(router)
     if spec.experts.routing.has_choice_bias:
         yield Slot("mlp.choice_bias", layer, (spec.experts.count,))
     if spec.experts.shared_intermediate:
@@ -176,22 +174,17 @@ def _mlp_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
 
 def _gated_slots(prefix: str, layer: int, hidden: int, intermediate: int, has_bias: bool) -> Iterator[Slot]:
     for name in ("gate", "up"):
-        matrix = Slot(f"{prefix}.{name}", layer, (intermediate, hidden), "rows")
+        matrix = Slot(f"{prefix}.{name}", layer, (intermediate, hidden))
         yield matrix
         if has_bias:
-            yield _row_bias(matrix)
-    down = Slot(f"{prefix}.down", layer, (hidden, intermediate), "columns")
+            yield _bias(matrix)
+    down = Slot(f"{prefix}.down", layer, (hidden, intermediate))
     yield down
     if has_bias:
-        yield _whole_bias(down)
+        yield _bias(down)
 
 
-def _row_bias(matrix: Slot) -> Slot:
-    return replace(matrix, name=f"{matrix.name}.bias", shape=matrix.shape[:1])
-
-
-def _whole_bias(matrix: Slot) -> Slot:
-    """The bias of a matrix whose output all ranks sum up: each has all of it, one adds it."""
+def _bias(matrix: Slot) -> Slot:
     return Slot(f"{matrix.name}.bias", matrix.layer, matrix.shape[:1])
 
 

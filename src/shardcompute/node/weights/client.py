@@ -2,9 +2,9 @@
 
 `prefetch` brings all that a shard needs into the cache on disk, many pieces under way at once; reading then finds
 it there. Without a cache, or once the disk is full, each tensor is fetched when it is read and kept in memory
-until the next one. A whole tensor is believed only when its SHA-256 is what the origin says: if not, what peers
-sent of it is fetched again from others, and a peer whose bytes turn out to be wrong is not asked again. Parts
-of tensors, which tensor ranks read, come from the origin alone because their hash is not known.
+until the next one. A tensor, or the part of it that a tensor rank reads, is believed only when its SHA-256 is what the
+origin says: if not, what peers sent of it is fetched again from others, and a peer whose bytes turn out to be wrong is
+not asked again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from shardcompute.node.weights.pieces import (
     Supplier,
     fetch_pieces,
 )
+from shardcompute.node.weights.share_ranges import ranges_bytes, stage_ranges
 from shardcompute.node.weights.stores import BufferStore, CacheStore, Incoming, Store
 from shardcompute.runtime.fallback import open_served_fallback
 from shardcompute.runtime.llamacpp import open_served_stage
@@ -40,7 +41,6 @@ from shardcompute.weights.adapter_pack import served_adapters
 from shardcompute.weights.card import Card, decode_card, row_range
 from shardcompute.weights.formats.bytes import ByteSource, check_range
 from shardcompute.weights.formats.tensor_file import Span, TensorEntry
-from shardcompute.weights.loader import Rank
 from shardcompute.weights.served import shard_source
 from shardcompute.weights.shard_cache import CachedShard, ShardCache
 from shardcompute.weights.sources.rate import RateLimit
@@ -86,11 +86,10 @@ def open_remote_shard(
     *,
     backend: str = "onnx",
     options: ExecutorOptions,
-    rank: Rank | None = None,
-    tensor: TensorRank | None = None,
+    rank: TensorRank | None = None,
 ) -> Executor:
     """Fetch a stage and load it, or a tensor rank's share of it; `tensors` may be closed afterwards."""
-    if tensor is not None:
+    if rank is not None:
         refuse_ranks("transformers" if is_fallback(card.spec) else backend)
     tensors.prefetch(stage, rank)
     if card.stage_adapters(stage):
@@ -99,10 +98,10 @@ def open_remote_shard(
         return open_served_fallback(card, tensors, stage, options)
     if backend == "llamacpp":
         return open_served_stage(card, tensors, stage, options)
-    source = shard_source(card, tensors, stage, rank)
+    source = shard_source(card, tensors, stage)
     adapters = served_adapters(tensors, card.layout, stage)
     return build_executor(
-        card.spec, stage, source, backend=backend, options=options, adapters=adapters, rank=tensor
+        card.spec, stage, source, backend=backend, options=options, adapters=adapters, rank=rank
     )
 
 
@@ -154,7 +153,7 @@ class RemoteTensors(Closing):
         self._told = -1
         self._told_bytes = 0
         self._told_s = 0.0
-        self._whole: set[str] = set()
+        self._wanted: dict[str, tuple[Span, ...]] = {}
         self._recent: BufferStore | None = None
         self._reading = threading.Lock()
         self._counting = threading.Lock()
@@ -166,39 +165,47 @@ class RemoteTensors(Closing):
             except SourceError as error:
                 self._stop_caching(error)
 
-    def prefetch(self, stage: Stage, rank: Rank | None = None) -> None:
-        """Bring what a shard needs into the cache. What tensor ranks need parts of is fetched when it is read."""
-        needed, total = _needs(self._card, stage, rank or Rank())
-        whole = [name for name in needed if not self._has_original(name)]
-        self._whole.update(whole)
-        self._done_bytes, self._total_bytes = 0, total
-        if self._cache is None or not self._is_caching:
+    def prefetch(self, stage: Stage, rank: TensorRank | None = None) -> None:
+        """Bring what a stage needs into the cache, or what a tensor rank's share of it does."""
+        needed = stage_ranges(self._card, stage, rank)
+        ranges = {name: spans for name, spans in needed.items() if not self._has_original(name)}
+        self._wanted.update(ranges)
+        self._done_bytes, self._total_bytes = 0, ranges_bytes(needed)
+        cache = self._cache
+        if cache is None or not self._is_caching:
             self._count(0)
             return
-        wanted = [name for name in whole if not self._cache.is_verified(name)]
-        self._count(self._verified_bytes(whole))
-        self._fetch([CacheStore(self._cache, self.entries[name]) for name in wanted])
-        self._done_bytes = self._verified_bytes(whole)
+        parts = [(name, span) for name, spans in ranges.items() for span in spans]
+        missing = [each for each in parts if not cache.is_verified(*each)]
+        self._count(self._verified_bytes(parts))
+        self._fetch([CacheStore(cache, self.entries[name], span) for name, span in missing])
+        self._done_bytes = self._verified_bytes(parts)
 
     def read_bytes(self, name: str, offset: int, length: int) -> memoryview:
         entry = self.entries[name]
         check_range(name, entry.size_bytes, offset, length)
+        if not length:
+            return memoryview(bytearray())
         if self._original is not None and self._has_original(name):
             content = self._original.read_bytes(name, offset, length)
             self._count(length)
             return content
         with self._reading:
-            if self._recent is not None and self._recent.entry.name == name:
-                return memoryview(bytearray(self._recent.content[offset : offset + length]))
-            found = self._read_cached(name, offset, length)
-            if found is not None:
-                return found
-            self._recent = None
-            if name not in self._whole or length == entry.size_bytes:
-                return self._fetch_range(entry, (offset, offset + length)).content
-            # It will be read in parts, but can be checked as a whole only.
-            self._recent = self._fetch_range(entry, (0, entry.size_bytes))
-            return memoryview(bytearray(self._recent.content[offset : offset + length]))
+            # It may be read bit by bit, but is checked at once.
+            part = self._part_around(name, (offset, offset + length))
+            if self._cache is not None and self._cache.is_verified(name, part):
+                found = self._cache.read(name, offset, length)
+                if found is not None:
+                    return found
+            recent = self._recent
+            if recent is None or (recent.entry.name, recent.span) != (name, part):
+                self._recent = None
+                recent = self._fetch_part(entry, part)
+            if part == (offset, offset + length):
+                self._recent = None
+                return recent.content
+            self._recent = recent
+            return memoryview(bytearray(recent.content[offset - part[0] : offset - part[0] + length]))
 
     def read_rows(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
         return self.read_bytes(name, *row_range(self.entries[name], start, stop))
@@ -220,34 +227,36 @@ class RemoteTensors(Closing):
 
     # Fetching
 
-    def _fetch_range(self, entry: TensorEntry, span: Span) -> BufferStore:
+    def _fetch_part(self, entry: TensorEntry, span: Span) -> BufferStore:
         store = BufferStore(entry, span, self._cache, self._keep)
         self._fetch([store])
         return store
 
-    def _read_cached(self, name: str, offset: int, length: int) -> memoryview | None:
-        """From disk: a tensor that is wanted whole must have been checked, for a part there is no such check."""
-        if self._cache is None or (name in self._whole and not self._cache.is_verified(name)):
-            return None
-        return self._cache.read(name, offset, length)
+    def _part_around(self, name: str, span: Span) -> Span:
+        """What is fetched and checked together with these bytes: what is wanted of a tensor, else just them."""
+        wanted = self._wanted.get(name, ())
+        return next((each for each in wanted if each[0] <= span[0] and span[1] <= each[1]), span)
 
-    def _verified_bytes(self, names: Sequence[str]) -> int:
+    def _verified_bytes(self, parts: Sequence[tuple[str, Span]]) -> int:
         cache = self._cache
-        return sum(self.entries[name].size_bytes for name in names if cache and cache.is_verified(name))
+        return sum(span[1] - span[0] for name, span in parts if cache and cache.is_verified(name, span))
 
     def _fetch(self, stores: Sequence[Store]) -> None:
         """Fill the stores. Those on disk stay as they are, without complaint, when it is full."""
-        incoming = {store.entry.name: Incoming(store) for store in stores}
-        missing: dict[str, list[Span]] = {}
-        for name, each in incoming.items():
-            missing[name] = each.begin()
-            self._count(each.size_bytes - sum(stop - start for start, stop in missing[name]))
+        incoming: dict[str, list[Incoming]] = {}
+        missing: list[tuple[Incoming, list[Span]]] = []
+        for store in stores:
+            each = Incoming(store)
+            incoming.setdefault(store.entry.name, []).append(each)
+            gaps = each.begin()
+            missing.append((each, gaps))
+            self._count(each.size_bytes - sum(stop - start for start, stop in gaps))
 
         def deliver(
             queue: PieceQueue, line: PieceSource, piece: Piece, body: memoryview, digest: bytes
         ) -> None:
-            each = incoming[piece.tensor]
-            if piece.start < piece.stop:
+            each = next(one for one in incoming[piece.tensor] if one.holds(piece))
+            if piece.size_bytes:
                 try:
                     each.take(line, (piece.start, piece.stop), body)
                 except SourceError as error:
@@ -259,18 +268,16 @@ class RemoteTensors(Closing):
                 self._judge(each, queue)
 
         # Whether peers may be asked for a tensor depends on whether its hash is known.
-        located = [each for name, each in incoming.items() if name in self._order and each.is_whole]
+        located = [each for each, _ in missing if each.store.entry.name in self._order]
         fetch_pieces(self._lines, [_hash_of(each) for each in located], deliver)
-        wanted = [
-            (each, missing[name]) for name, each in incoming.items() if missing[name] or not each.is_known
-        ]
+        wanted = [(each, gaps) for each, gaps in missing if gaps or not each.is_known]
         wanted.sort(key=lambda one: self._order.get(one[0].store.entry.name, (-1, 0)))
         fetch_pieces(
             self._lines, [piece for each, spans in wanted for piece in _pieces(each, spans)], deliver
         )
 
     def _judge(self, each: Incoming, queue: PieceQueue) -> None:
-        """All of a whole tensor has come: believe it, or fetch it again from others."""
+        """All of it has come: believe it, or fetch it again from others."""
         entry = each.store.entry
         digest = each.store.sha256()
         is_located = entry.name in self._order
@@ -329,32 +336,17 @@ class RemoteTensors(Closing):
                 self._on_progress(done, total)
 
 
-def _needs(card: Card, stage: Stage, rank: Rank) -> tuple[list[str], int]:
-    """The tensors that a shard needs whole, and the bytes that it needs in all, nearly where ranks cut rows."""
-    whole: dict[str, int] = {}
-    parts: dict[str, int] = {}
-    for place in card.stage_places(stage):
-        for name in card.stored_names(place):
-            size = card.entries[name].size_bytes
-            if place.split == "rows" and rank.count > 1:
-                parts[name] = size // rank.count
-            else:
-                whole[name] = size
-    whole |= {name: card.entries[name].size_bytes for name in card.stage_adapters(stage)}
-    return list(whole), sum(whole.values()) + sum(size for name, size in parts.items() if name not in whole)
-
-
 def _pieces(each: Incoming, missing: Sequence[Span]) -> Iterator[Piece]:
-    """What to ask for: the missing ranges and, for a whole tensor, its hash."""
+    """What to ask for: the missing ranges, and the hash."""
     name = each.store.entry.name
     for start, stop in missing:
         while start < stop:
             last = min(stop, (start // PIECE_BYTES + 1) * PIECE_BYTES)
-            yield Piece(name, start, last, needs_origin=not each.is_whole or each.is_unpinned)
+            yield Piece(name, start, last, needs_origin=each.is_unpinned)
             start = last
-    if each.is_whole and not each.is_known:
+    if not each.is_known:
         yield _hash_of(each)
 
 
 def _hash_of(each: Incoming, claim: bytes = b"") -> Piece:
-    return Piece(each.store.entry.name, 0, 0, needs_origin=True, claim=claim)
+    return Piece(each.store.entry.name, *each.store.span, needs_origin=True, is_hash=True, claim=claim)

@@ -35,8 +35,8 @@ OVERDUE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Supplier:
-    """Somebody to fetch from. An origin (the coordinator) is believed; of peers only whole tensors are taken, and
-    only if their hash is what an origin says."""
+    """Somebody to fetch from. An origin (the coordinator) is believed; of peers only that is taken whose hash is what
+    an origin says."""
 
     name: str
     dial: Callable[[], Link]
@@ -45,18 +45,19 @@ class Supplier:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes `[start, stop)` of a tensor; none at all to ask for its hash. Some may come from an origin only."""
+    """Bytes `[start, stop)` of a tensor, or no more than their hash. Some may come from an origin only."""
 
     tensor: str
     start: int
     stop: int
     needs_origin: bool = False
+    is_hash: bool = False
     claim: bytes = b""
     """The hash that was found, where it is asked whether that is right."""
 
     @property
-    def is_hash(self) -> bool:
-        return self.start == self.stop
+    def size_bytes(self) -> int:
+        return 0 if self.is_hash else self.stop - self.start
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -180,10 +181,9 @@ class SourceLine:
             while self._has_room(asked) and (piece := queue.take(self, is_patient=not asked)) is not None:
                 number = next(self._numbers)
                 asked[number] = piece
-                length = piece.stop - piece.start
-                link.send(
-                    FetchTensor(number, self._model, piece.tensor, piece.start, length, claim=piece.claim)
-                )
+                hashed = piece.stop - piece.start if piece.is_hash else 0
+                request = (piece.tensor, piece.start, piece.size_bytes, piece.claim, hashed)
+                link.send(FetchTensor(number, self._model, *request))
             if not asked:
                 return
             message, body = link.receive(_REPLY_TIMEOUT_S)
@@ -191,12 +191,12 @@ class SourceLine:
                 queue.refuse(self, asked.pop(message.number), message.reason)
             elif isinstance(message, TensorBytes) and message.number in asked:
                 piece = asked[message.number]
-                if len(body) != piece.stop - piece.start:
+                if len(body) != piece.size_bytes:
                     raise LinkError(f"{self.name} sent {len(body)} bytes where others were asked for")
                 del asked[message.number]
                 self._failures = 0
                 if queue.claim(self, piece):
-                    deliver(queue, self, piece, body, message.tensor_sha256)
+                    deliver(queue, self, piece, body, message.sha256)
                     queue.finish()
                 wait_s = 0.0 if self._rate is None else self._rate.spend(len(body))
                 if wait_s > 0 and queue.wait_over(wait_s):
@@ -420,7 +420,7 @@ class PieceQueue:
 
 
 Deliver = Callable[[PieceQueue, PieceSource, Piece, memoryview, bytes], None]
-"""Takes in a piece, with the tensor's hash where the sender told it."""
+"""Takes in a piece, with the hash where that was asked for."""
 
 
 def fetch_pieces(lines: Sequence[PieceSource], pieces: Iterable[Piece], deliver: Deliver) -> None:

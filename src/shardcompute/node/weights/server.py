@@ -2,7 +2,7 @@
 
 One thread per link answers requests one after the other; a client keeps several under way. Nothing is believed:
 offsets are checked against the card, a request may ask for 8 MiB at most, and whatever cannot be had is answered
-by `FetchFailed`. A request for no bytes of a tensor asks for its hash, which is computed once.
+by `FetchFailed`. A request for no bytes of a tensor asks for its hash, or that of a part of it, which is computed once.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import hashlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
 from shardcompute.node.weights.pinned_hashes import PinnedHashes
 from shardcompute.weights.card import encode_card
+from shardcompute.weights.formats.tensor_file import Span
 from shardcompute.weights.served import ServedWeights
 from shardcompute.weights.shard_cache import CachedTensors, ShardCache
 from shardcompute.weights.sources.rate import RateLimit
@@ -25,6 +27,9 @@ from shardcompute.wire.control import CardReply, FetchFailed, FetchModel, FetchT
 
 log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 8 << 20
+_MOST_PARTS = 1024
+"""Of so many parts of a tensor hashes are kept, far more than ranks read; others are computed when asked for."""
+_PART = "\0"
 # Leaves room in a header of the default limits for what stands beside the card.
 _MAX_CARD_BYTES = WireLimits().max_header_bytes - 4096
 
@@ -69,6 +74,7 @@ class WeightsServer:
         self._reads = threading.BoundedSemaphore(concurrent_reads)
         self._lock = threading.Lock()
         self._digests: dict[tuple[str, str], bytes] = {}
+        self._parts: Counter[tuple[str, str]] = Counter()
         self._claimants: dict[tuple[str, str], str] = {}
         """Who said so, where a hash is no more than what a worker has found."""
         self._sent_bytes: dict[str, int] = {}
@@ -137,38 +143,36 @@ class WeightsServer:
         if request.length > MAX_REQUEST_BYTES:
             reason = f"{request.length} bytes at once are more than {MAX_REQUEST_BYTES}"
             return _failed(request.number, reason), ()
-        if request.offset + request.length > entry.size_bytes:
-            reason = (
-                f"bytes {request.offset} to {request.offset + request.length} of {request.tensor!r} do not "
-                f"exist: it has {entry.size_bytes}"
-            )
+        stop = request.offset + (request.length or request.hashed)
+        if stop > entry.size_bytes:
+            reason = f"bytes {request.offset} to {stop} of {request.tensor!r} do not exist: it has {entry.size_bytes}"
             return _failed(request.number, reason), ()
         if request.length == 0:
             return TensorBytes(request.number, 0, self._agreed_digest(served, request, peer)), ()
         with self._reads:
             content = served.tensors.read_bytes(request.tensor, request.offset, request.length)
-        with self._lock:
-            digest = self._digests.get((served.card.fingerprint, request.tensor), b"")
-        return TensorBytes(request.number, len(content), digest), (content,)
+        return TensorBytes(request.number, len(content)), (content,)
 
     def _agreed_digest(self, served: ServedWeights, request: FetchTensor, peer: str) -> bytes:
-        """The hash of a tensor. What workers read at the model's source is not read here: the first who has read it
-        says what its hash is, and only where another has found something else it is looked up."""
-        source, tensor = served.card.source, request.tensor
+        """The hash of a tensor, or of a part. What workers read at the model's source is not read here: the first who
+        has read it says what its hash is, and only where another has found something else it is looked up."""
+        source, tensor, span = served.card.source, request.tensor, _hashed_span(served, request)
+        key = (served.card.fingerprint, _label(served, tensor, span))
         if source is None or tensor not in source.places:
-            return self._digest(served, tensor)
-        key = (served.card.fingerprint, tensor)
+            return self._digest(served, key, tensor, span)
         with self._lock:
             self._recall(served.card.fingerprint)
             known = self._digests.get(key)
-            if known is None and request.claim:
+            if known is None and request.claim and self._may_keep(key, tensor):
                 known = request.claim
                 self._pin(key, known)
                 self._claimants[key] = peer
             claimant = self._claimants.get(key)
+        if known is None and request.claim:
+            return self._hash(served, tensor, span)
         if known is None or request.claim in (b"", known) or claimant is None:
             return known or b""
-        digest = self._hash(served, tensor)
+        digest = self._hash(served, tensor, span)
         for node in [node for node, said in ((claimant, known), (peer, request.claim)) if said != digest]:
             log.warning("%s has read bytes of %s of %s that are not its own", node, tensor, served.card.model)
         with self._lock:
@@ -181,9 +185,10 @@ class WeightsServer:
         if self._pinned is None or fingerprint in self._recalled:
             return
         self._recalled.add(fingerprint)
-        for tensor, digest in self._pinned.read(fingerprint).items():
-            self._digests[fingerprint, tensor] = digest
-            self._claimants[fingerprint, tensor] = "an earlier reader"
+        for label, digest in self._pinned.read(fingerprint).items():
+            self._digests[fingerprint, label] = digest
+            self._claimants[fingerprint, label] = "an earlier reader"
+            self._may_keep((fingerprint, label), label.partition(_PART)[0])
 
     def _pin(self, key: tuple[str, str], digest: bytes) -> None:
         """Needs the lock."""
@@ -191,25 +196,44 @@ class WeightsServer:
         if self._pinned is not None:
             self._pinned.add(*key, digest)
 
-    def _digest(self, served: ServedWeights, tensor: str) -> bytes:
-        """The SHA-256 of a whole tensor."""
-        key = (served.card.fingerprint, tensor)
+    def _may_keep(self, key: tuple[str, str], tensor: str) -> bool:
+        """Whether one more hash is kept; counts it. Needs the lock."""
+        if key[1] == tensor:
+            return True
+        self._parts[key[0], tensor] += 1
+        return self._parts[key[0], tensor] <= _MOST_PARTS
+
+    def _digest(self, served: ServedWeights, key: tuple[str, str], tensor: str, span: Span) -> bytes:
+        """The SHA-256 of a tensor, or of a part of it."""
         with self._lock:
             known = self._digests.get(key)
         if known is not None:
             return known
-        digest = self._hash(served, tensor)
+        digest = self._hash(served, tensor, span)
         with self._lock:
-            return self._digests.setdefault(key, digest)
+            if key not in self._digests and self._may_keep(key, tensor):
+                self._digests[key] = digest
+        return digest
 
-    def _hash(self, served: ServedWeights, tensor: str) -> bytes:
-        size = served.card.entries[tensor].size_bytes
+    def _hash(self, served: ServedWeights, tensor: str, span: Span) -> bytes:
         digest = hashlib.sha256()
-        for start in range(0, size, MAX_REQUEST_BYTES):
+        for start in range(*span, MAX_REQUEST_BYTES):
             with self._reads:
-                part = served.tensors.read_bytes(tensor, start, min(MAX_REQUEST_BYTES, size - start))
+                part = served.tensors.read_bytes(tensor, start, min(MAX_REQUEST_BYTES, span[1] - start))
             digest.update(part)
         return digest.digest()
+
+
+def _hashed_span(served: ServedWeights, request: FetchTensor) -> Span:
+    if not request.hashed:
+        return 0, served.card.entries[request.tensor].size_bytes
+    return request.offset, request.offset + request.hashed
+
+
+def _label(served: ServedWeights, tensor: str, span: Span) -> str:
+    """Under what a hash is kept: a tensor's name, and which part of it that is."""
+    is_whole = span == (0, served.card.entries[tensor].size_bytes)
+    return tensor if is_whole else f"{tensor}{_PART}{span[0]}-{span[1]}"
 
 
 def _failed(number: int, reason: str) -> FetchFailed:

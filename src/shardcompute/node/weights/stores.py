@@ -46,11 +46,11 @@ class Store(Protocol):
 
 
 class CacheStore:
-    """A whole tensor on disk."""
+    """A tensor, or a part of it, on disk."""
 
-    def __init__(self, cache: CachedShard, entry: TensorEntry) -> None:
+    def __init__(self, cache: CachedShard, entry: TensorEntry, span: Span) -> None:
         self.entry = entry
-        self.span: Span = (0, entry.size_bytes)
+        self.span = span
         self._cache = cache
 
     def missing(self) -> list[Span]:
@@ -63,13 +63,13 @@ class CacheStore:
         return self._cache.read(self.entry.name, span[0], span[1] - span[0])
 
     def sha256(self) -> bytes | None:
-        return self._cache.sha256(self.entry.name)
+        return self._cache.sha256(self.entry.name, self.span)
 
     def discard(self) -> None:
-        self._cache.drop(self.entry.name)
+        self._cache.drop(self.entry.name, self.span)
 
     def confirm(self, digest: bytes) -> None:
-        self._cache.mark_verified(self.entry.name, digest)
+        self._cache.mark_verified(self.entry.name, digest, self.span)
 
 
 class BufferStore:
@@ -102,11 +102,11 @@ class BufferStore:
 
     def discard(self) -> None:
         if self._cache is not None:
-            self._cache.drop(self.entry.name)
+            self._cache.drop(self.entry.name, self.span)
 
     def confirm(self, digest: bytes) -> None:
         if self._cache is not None and not self._cache.missing(self.entry.name, *self.span):
-            self._cache.mark_verified(self.entry.name, digest)
+            self._cache.mark_verified(self.entry.name, digest, self.span)
 
     def _load(self, span: Span) -> bool:
         """Take a range from disk; False if it turned out to be damaged, and is gone from there."""
@@ -125,9 +125,8 @@ class Incoming:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.is_whole = store.span == (0, store.entry.size_bytes)
         self.expected = b""
-        """The origin's word for the tensor's hash; empty until it has come."""
+        """The origin's word for its hash; empty until it has come."""
         self.is_unpinned = False
         """Whether the origin has said that nobody has told it the hash yet."""
         self.has_claimed = False
@@ -141,6 +140,10 @@ class Incoming:
     @property
     def size_bytes(self) -> int:
         return self.store.span[1] - self.store.span[0]
+
+    def holds(self, piece: Piece) -> bool:
+        """Whether a piece of its tensor belongs to it."""
+        return self.store.span[0] <= piece.start and piece.stop <= self.store.span[1]
 
     def begin(self) -> list[Span]:
         """What has to come."""
@@ -165,15 +168,15 @@ class Incoming:
                 self._sent.append(sent)
 
     def arrived(self, piece: Piece, digest: bytes, *, may_be_unpinned: bool = False) -> bool:
-        """Count a piece as come; True if it completes a whole tensor, which can now be judged."""
+        """Count a piece as come; True if it is the last of them, so that all of it can be judged."""
         is_unpinned = may_be_unpinned and not digest and not piece.claim
         if piece.is_hash and len(digest) != _DIGEST_BYTES and not is_unpinned:
             raise LinkError(f"the hash of {piece.tensor!r} was asked for and did not come")
         with self._lock:
             if piece.is_hash:
                 self.expected, self.is_unpinned = digest, is_unpinned
-            self._left_bytes -= piece.stop - piece.start
-            return self.is_whole and self.is_known and self._left_bytes == 0
+            self._left_bytes -= piece.size_bytes
+            return self.is_known and self._left_bytes == 0
 
     @property
     def is_known(self) -> bool:

@@ -369,7 +369,7 @@ class ShardLoader:
 
         with self._tensors(card, suppliers, progress) as tensors:
             rank = None if ranked is None else ranked.rank
-            executor = open_remote_shard(card, stage, tensors, backend=backend, options=options, tensor=rank)
+            executor = open_remote_shard(card, stage, tensors, backend=backend, options=options, rank=rank)
             if ranked is not None:
                 executor = ranked.opened(executor)
             with phase("reading the vocabulary"):

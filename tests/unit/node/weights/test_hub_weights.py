@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, SourceError
-from shardcompute.core.settings import Secret, Settings
+from shardcompute.core.settings import Secret
 from shardcompute.models.spec import Stage, whole
 from shardcompute.node.weights import client as weights_client
 from shardcompute.node.weights import hub_line
-from shardcompute.node.weights.client import RemoteTensors, fetch_card
-from shardcompute.node.weights.pieces import Supplier
 from shardcompute.node.weights.pinned_hashes import PinnedHashes
 from shardcompute.node.weights.server import CachedModels, WeightsServer
-from shardcompute.weights.card import Card, decode_card, encode_card
-from shardcompute.weights.checkpoint import open_checkpoint
-from shardcompute.weights.quantised.folded_file import stored_file
-from shardcompute.weights.served import ServedWeights, prepare_served, shard_source
+from shardcompute.weights.card import decode_card, encode_card
+from shardcompute.weights.served import prepare_served, shard_source
 from shardcompute.weights.shard_cache import ShardCache
-from shardcompute.weights.sources.hub import open_hubs
 from shardcompute.weights.sources.hub_files import HubFile
 from shardcompute.weights.sources.rate import RateLimit
-from shardcompute.weights.sources.reference import HubReference, parse_reference
-from shardcompute.weights.sources.resolve import resolve
-from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, InprocTransport, Link
 from support.gguf.blocks import save_block_gguf
 from support.gguf.parts import split_gguf
 from support.models import mlx_checkpoint
 from support.models.tiny import save_tiny
 from support.models.tiny_checkpoint import save_tiny_llama
 from support.network.fake_hub import FakeHub, Fault, serving
+from support.network.hub_lab import REPO, HubLab, WeightsNode
 from support.quantised.checkpoint import quantise_folder
 
-REPO = "org/tiny"
 WEIGHTS = "model.safetensors"
-WORKER = Hello(VERSION_MIN, VERSION_MAX, "worker", "weights", "home")
-DELAYS_S = (0.0, 0.01, 0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -56,96 +42,18 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@dataclass
-class Node:
-    """Somebody who serves weights to others over links."""
-
-    name: str
-    server: WeightsServer
-    on_exit: ExitStack
-    transport: InprocTransport = field(default_factory=InprocTransport)
-
-    def __post_init__(self) -> None:
-        hello = Hello(VERSION_MIN, VERSION_MAX, self.name, "", "home")
-        self.listener = self.on_exit.enter_context(self.transport.listen(f"inproc://{self.name}", hello))
-
-    def dial(self, hello: Hello = WORKER) -> Link:
-        link = self.transport.dial(f"inproc://{self.name}", hello)
-        threading.Thread(target=self.server.serve, args=(self.listener.accept(),), daemon=True).start()
-        return link
-
-    def as_origin(self, worker: str = "worker") -> Supplier:
-        hello = Hello(VERSION_MIN, VERSION_MAX, worker, "weights", "home")
-        return Supplier(self.name, lambda: self.dial(hello), is_origin=True)
-
-    def as_peer(self) -> Supplier:
-        return Supplier(self.name, self.dial)
-
-
-class Lab(Closing):
-    """A model at a hub, and a coordinator that serves it from there."""
-
-    def __init__(self, model: Path, folder: Path, form: str = "native") -> None:
-        self.folder = folder
-        self.on_exit = ExitStack()
-        self.hub = self.on_exit.enter_context(serving(FakeHub()))
-        self.hub.put_folder(REPO, model)
-        self.settings = Settings(folder / "coordinator", hub_url=self.hub.url)
-        self.local = self.on_exit.enter_context(
-            open_checkpoint(resolve(parse_reference(str(model)), Settings(folder)))
-        )
-        files = resolve(HubReference(REPO), self.settings, fetch="lazy")
-        self.checkpoint = self.on_exit.enter_context(open_checkpoint(files))
-        self.served: ServedWeights = prepare_served(
-            self.checkpoint, form, folder / "served", attachments={"vocabulary": b"words"}
-        )
-        self.coordinator = Node("coordinator", WeightsServer({REPO: self.served}), self.on_exit)
-        self.hub.sent_bytes = 0
-        self.rate: RateLimit | None = None
-
-    def card(self) -> Card:
-        return fetch_card(self.coordinator.dial, REPO)
-
-    def sent_by_coordinator(self) -> int:
-        return sum(self.coordinator.server.sent_bytes().values())
-
-    def tensors(self, *peers: Supplier, cache: str | None = "worker", **changes: object) -> RemoteTensors:
-        settings = Settings(self.folder, **{"hub_url": self.hub.url, **changes})  # type: ignore[arg-type]
-        hubs = [self.on_exit.enter_context(hub) for hub in open_hubs(settings)]
-        tensors = RemoteTensors(
-            self.card(),
-            [*peers, self.coordinator.as_origin(cache or "worker")],
-            None if cache is None else ShardCache(self.folder / cache),
-            hubs=hubs,
-            rate=self.rate,
-            retry_delays_s=DELAYS_S,
-        )
-        return self.on_exit.enter_context(tensors)
-
-    def check(self, tensors: RemoteTensors, stage: Stage | None = None) -> None:
-        """All of a stage is here, and right."""
-        tensors.prefetch(stage or whole(self.checkpoint.spec))
-        for name in self.card().stage_tensors(stage or whole(self.checkpoint.spec)):
-            size = tensors.entries[name].size_bytes
-            local = stored_file(self.local.tensors)
-            assert bytes(tensors.read_bytes(name, 0, size)) == bytes(local.read_bytes(name, 0, size))
-
-    def close(self) -> None:
-        self.on_exit.close()
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny("llama-biases", tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
-def lab(model: Path, tmp_path: Path) -> Iterator[Lab]:
-    with Lab(model, tmp_path) as opened:
+def lab(model: Path, tmp_path: Path) -> Iterator[HubLab]:
+    with HubLab(model, tmp_path) as opened:
         yield opened
 
 
-def test_a_worker_reads_its_own_part_at_the_hub(lab: Lab) -> None:
+def test_a_worker_reads_its_own_part_at_the_hub(lab: HubLab) -> None:
     stage = Stage(1, 2, lab.checkpoint.spec.layer_count)
     lab.check(lab.tensors(), stage)
     needed = lab.card().stage_bytes(stage)
@@ -154,22 +62,22 @@ def test_a_worker_reads_its_own_part_at_the_hub(lab: Lab) -> None:
     assert not list((lab.folder / "coordinator").rglob("*"))
 
 
-def test_what_is_no_part_of_the_source_comes_from_the_coordinator(lab: Lab) -> None:
+def test_what_is_no_part_of_the_source_comes_from_the_coordinator(lab: HubLab) -> None:
     tensors = lab.tensors()
     stored = next(name for name in tensors.entries if name.startswith("@"))
     assert bytes(tensors.read_bytes(stored, 0, 5)) == b"words"
     assert lab.hub.sent_bytes == 0
 
 
-def test_unreachable_hub_is_replaced_by_the_coordinator(lab: Lab) -> None:
+def test_unreachable_hub_is_replaced_by_the_coordinator(lab: HubLab) -> None:
     lab.check(lab.tensors(hub_url="http://127.0.0.1:9"))
     assert lab.sent_by_coordinator() >= lab.card().stage_bytes(whole(lab.checkpoint.spec))
 
 
-def test_second_reader_may_ask_the_first(lab: Lab) -> None:
+def test_second_reader_may_ask_the_first(lab: HubLab) -> None:
     lab.check(lab.tensors(cache="first"))
     lab.hub.every["/resolve/"] = Fault(503)
-    peer = Node("peer", WeightsServer(CachedModels(ShardCache(lab.folder / "first"))), lab.on_exit)
+    peer = WeightsNode("peer", WeightsServer(CachedModels(ShardCache(lab.folder / "first"))), lab.on_exit)
     lab.check(lab.tensors(peer.as_peer(), cache="second", offline=True))
     assert sum(peer.server.sent_bytes().values()) > 0
 
@@ -178,14 +86,14 @@ def test_second_reader_may_ask_the_first(lab: Lab) -> None:
 
 
 @pytest.fixture
-def mirror(lab: Lab, model: Path) -> FakeHub:
+def mirror(lab: HubLab, model: Path) -> FakeHub:
     """Another host with the same files."""
     other = lab.on_exit.enter_context(serving(FakeHub()))
     other.put_folder(REPO, model)
     return other
 
 
-def test_answers_that_break_off_are_continued(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_break_off_are_continued(lab: HubLab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_line, "_ADVANCE_BYTES", 500)
     lab.hub.every["/storage/"] = Fault(cut_after=1000)
     lab.check(lab.tensors())
@@ -193,7 +101,7 @@ def test_answers_that_break_off_are_continued(lab: Lab, monkeypatch: pytest.Monk
     assert lab.hub.sent_bytes < 1.1 * lab.local.files.total_bytes, "nothing came twice"
 
 
-def test_busy_hub_is_left_alone_for_as_long_as_it_asks(lab: Lab) -> None:
+def test_busy_hub_is_left_alone_for_as_long_as_it_asks(lab: HubLab) -> None:
     lab.hub.fail("/resolve/", *[Fault(429, {"Retry-After": "1"})] * 2, Fault(503))
     began_s = time.monotonic()
     lab.check(lab.tensors())
@@ -201,14 +109,14 @@ def test_busy_hub_is_left_alone_for_as_long_as_it_asks(lab: Lab) -> None:
     assert lab.sent_by_coordinator() == 0
 
 
-def test_mirror_takes_what_a_busy_hub_does_not_give(lab: Lab, mirror: FakeHub) -> None:
+def test_mirror_takes_what_a_busy_hub_does_not_give(lab: HubLab, mirror: FakeHub) -> None:
     lab.hub.every["/resolve/"] = Fault(429, {"Retry-After": "50"})
     lab.check(lab.tensors(hub_mirrors=(mirror.url,)))
     assert mirror.sent_bytes > 0
     assert lab.sent_by_coordinator() == 0
 
 
-def test_token_goes_to_the_hub_alone(lab: Lab, mirror: FakeHub) -> None:
+def test_token_goes_to_the_hub_alone(lab: HubLab, mirror: FakeHub) -> None:
     lab.check(lab.tensors(hub_token=Secret("hf_mine")))
     asked = {one.headers.get("authorization") for one in lab.hub.requests("/resolve/")}
     assert "Bearer hf_mine" in asked
@@ -232,7 +140,7 @@ def test_token_goes_to_the_hub_alone(lab: Lab, mirror: FakeHub) -> None:
     ids=["range", "commit", "hash", "refusal", "absence", "an hour"],
 )
 def test_source_that_cannot_be_right_is_named_and_replaced(
-    lie: Fault, told: str, lab: Lab, mirror: FakeHub, caplog: pytest.LogCaptureFixture
+    lie: Fault, told: str, lab: HubLab, mirror: FakeHub, caplog: pytest.LogCaptureFixture
 ) -> None:
     mirror.every[WEIGHTS] = lie
     lab.check(lab.tensors(hub_url=mirror.url))
@@ -242,7 +150,7 @@ def test_source_that_cannot_be_right_is_named_and_replaced(
 
 
 def test_changed_etag_is_another_file(
-    lab: Lab, mirror: FakeHub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    lab: HubLab, mirror: FakeHub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_line, "_RUN_BYTES", 8192)
     mirror.fail("/storage/", Fault(headers={"ETag": '"another"'}))
@@ -250,7 +158,7 @@ def test_changed_etag_is_another_file(
     assert "any more" in caplog.text
 
 
-def test_every_source_is_named_when_all_fail(lab: Lab, mirror: FakeHub) -> None:
+def test_every_source_is_named_when_all_fail(lab: HubLab, mirror: FakeHub) -> None:
     tensors = lab.tensors(hub_mirrors=(mirror.url,))
     for each in (lab.hub, mirror):
         each.every[WEIGHTS] = Fault(403)
@@ -261,7 +169,7 @@ def test_every_source_is_named_when_all_fail(lab: Lab, mirror: FakeHub) -> None:
 
 
 def test_wrong_bytes_are_found_by_the_second_reader(
-    lab: Lab, mirror: FakeHub, caplog: pytest.LogCaptureFixture
+    lab: HubLab, mirror: FakeHub, caplog: pytest.LogCaptureFixture
 ) -> None:
     lab.check(lab.tensors(cache="first"))
     mirror.every["/storage/"] = Fault(flips=True)
@@ -271,7 +179,7 @@ def test_wrong_bytes_are_found_by_the_second_reader(
 
 
 def test_first_reader_that_was_lied_to_does_not_decide(
-    lab: Lab, mirror: FakeHub, caplog: pytest.LogCaptureFixture
+    lab: HubLab, mirror: FakeHub, caplog: pytest.LogCaptureFixture
 ) -> None:
     mirror.every["/storage/"] = Fault(flips=True)
     lab.tensors(cache="first", hub_url=mirror.url).prefetch(whole(lab.checkpoint.spec))
@@ -280,19 +188,19 @@ def test_first_reader_that_was_lied_to_does_not_decide(
     assert "second has read bytes of" not in caplog.text
 
 
-def test_hashes_outlive_the_coordinator(lab: Lab) -> None:
+def test_hashes_outlive_the_coordinator(lab: HubLab) -> None:
     pinned = PinnedHashes(lab.folder / "served")
     lab.coordinator.server = WeightsServer({REPO: lab.served}, pinned=pinned)
     lab.check(lab.tensors(cache="first"))
     with (lab.folder / "served" / f"{lab.served.card.fingerprint}.hashes").open("a") as file:
         file.write('0123 "torn')
     lab.coordinator.server = WeightsServer({REPO: lab.served}, pinned=pinned)
-    peer = Node("peer", WeightsServer(CachedModels(ShardCache(lab.folder / "first"))), lab.on_exit)
+    peer = WeightsNode("peer", WeightsServer(CachedModels(ShardCache(lab.folder / "first"))), lab.on_exit)
     lab.check(lab.tensors(peer.as_peer(), cache="second", offline=True))
     assert sum(peer.server.sent_bytes().values()) > 0, "peers give what has a known hash"
 
 
-def test_fetch_goes_on_where_it_was_cut_off(lab: Lab) -> None:
+def test_fetch_goes_on_where_it_was_cut_off(lab: HubLab) -> None:
     half = Stage(0, 1, lab.checkpoint.spec.layer_count)
     lab.check(lab.tensors(), half)
     before = lab.hub.sent_bytes
@@ -311,7 +219,7 @@ def test_rate_is_kept() -> None:
     assert rate.spend(1500) == pytest.approx(0.5)
 
 
-def test_limited_reader_waits(lab: Lab) -> None:
+def test_limited_reader_waits(lab: HubLab) -> None:
     asked: list[int] = []
 
     class Watched(RateLimit):
@@ -324,7 +232,7 @@ def test_limited_reader_waits(lab: Lab) -> None:
     assert sum(asked) == lab.hub.sent_bytes + lab.sent_by_coordinator()
 
 
-def test_limited_server_waits_after_what_it_sent(lab: Lab) -> None:
+def test_limited_server_waits_after_what_it_sent(lab: HubLab) -> None:
     waits: list[float] = []
     rate = RateLimit(1000, lambda: 0.0)
     lab.coordinator.server = WeightsServer({REPO: lab.served}, rate=rate, pause=waits.append)
@@ -359,7 +267,7 @@ def _mlx(folder: Path) -> Path:
 
 @pytest.mark.parametrize("save", [_gguf, _gguf_parts, _quantised, _mlx])
 def test_every_format_is_read_at_the_hub(save: Callable[[Path], Path], tmp_path: Path) -> None:
-    with Lab(save(tmp_path / "model"), tmp_path / "lab") as lab:
+    with HubLab(save(tmp_path / "model"), tmp_path / "lab") as lab:
         lab.check(lab.tensors())
         assert lab.sent_by_coordinator() == 0
 
@@ -368,7 +276,7 @@ def test_every_format_is_read_at_the_hub(save: Callable[[Path], Path], tmp_path:
 def test_worker_converts_to_the_bits_of_the_coordinator(form: str, tmp_path: Path) -> None:
     """Rounding what was read at the hub gives what a coordinator sends that has rounded it."""
     model = save_tiny_llama(tmp_path / "model")
-    with Lab(model, tmp_path / "lab", form) as lab:
+    with HubLab(model, tmp_path / "lab", form) as lab:
         stage = whole(lab.checkpoint.spec)
         tensors = lab.tensors()
         tensors.prefetch(stage)
@@ -419,7 +327,7 @@ def _check_equal(one: object, other: object) -> None:
     ],
     ids=str,
 )
-def test_card_that_leads_astray_is_refused(change: dict[str, object], lab: Lab) -> None:
+def test_card_that_leads_astray_is_refused(change: dict[str, object], lab: HubLab) -> None:
     card = lab.card()
     assert card.source is not None
     wrong = dataclasses.replace(card, source=dataclasses.replace(card.source, **change))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -36,8 +37,7 @@ from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.formats.tensor_file import TensorFile
-from shardcompute.weights.loader import Rank
-from shardcompute.weights.served import ServedWeights, prepare_served, shard_source
+from shardcompute.weights.served import ServedWeights, prepare_served
 from shardcompute.weights.shard_cache import ShardCache
 from shardcompute.weights.sources import disk
 from shardcompute.weights.sources.reference import parse_reference
@@ -421,25 +421,6 @@ def test_a_folder_that_cannot_be_written_means_streaming(
     assert "not kept on disk" in caplog.text
 
 
-def test_tensor_ranks_fetch_their_own_rows(checkpoint: Checkpoint, start: Start, tmp_path: Path) -> None:
-    served = prepare_served(checkpoint, "int8", tmp_path)
-    origin = start({"tiny": served})
-    stage, rank = Stage(1, 2, 3), Rank(1, 2)
-    with RemoteTensors(served.card, [origin.supplier()], ShardCache(tmp_path / "shards")) as tensors:
-        tensors.prefetch(stage, rank)
-        source = shard_source(served.card, tensors, stage, rank)
-        local = shard_source(served.card, served.tensors, stage, rank)
-        for name in ("attention.q", "mlp.gate"):
-            expected, got = local.matrix(name, 1), source.matrix(name, 1)
-            np.testing.assert_array_equal(got.to_dense(), expected.to_dense())
-            place = served.card.layout.layers[1][name]
-            sizes = sum(served.card.entries[each].size_bytes for each in served.card.stored_names(place))
-            asked = {(r.tensor, r.offset, r.length) for tap in origin.taps for r in tap.asked}
-            travelled = sum(n for tensor, _, n in asked if tensor in served.card.stored_names(place))
-            assert travelled == got.size_bytes == sizes // 2
-    served.tensors.close()
-
-
 # Sources that fail or lie
 
 
@@ -666,10 +647,10 @@ def test_ranges_are_checked(native: ServedWeights, link: Link) -> None:
             _ask(link, FetchTensor(0, "tiny", "model.norm.weight", offset, length)), FetchFailed
         )
     whole_tensor = _ask(link, FetchTensor(1, "tiny", "model.norm.weight", 0, size))
-    assert (whole_tensor.size, whole_tensor.tensor_sha256) == (size, b"")
+    assert (whole_tensor.size, whole_tensor.sha256) == (size, b"")
 
 
-def test_a_hash_is_computed_once_and_then_told_along(native: ServedWeights, start: Start) -> None:
+def test_a_hash_is_computed_once(native: ServedWeights, start: Start) -> None:
     reads: list[int] = []
 
     def count(name: str, offset: int, content: memoryview) -> memoryview:
@@ -680,11 +661,14 @@ def test_a_hash_is_computed_once_and_then_told_along(native: ServedWeights, star
     with node.dial() as link:
         first = _ask(link, FetchTensor(0, native.card.fingerprint, "model.norm.weight", 0, 0))
         again = _ask(link, FetchTensor(1, native.card.fingerprint, "model.norm.weight", 0, 0))
-        assert len(first.tensor_sha256) == 32
-        assert first.tensor_sha256 == again.tensor_sha256
+        assert len(first.sha256) == 32
+        assert first.sha256 == again.sha256
         assert len(reads) == 1
-        part = _ask(link, FetchTensor(2, "tiny", "model.norm.weight", 0, 8))
-        assert part == TensorBytes(2, 8, first.tensor_sha256)
+        part = _ask(link, FetchTensor(2, "tiny", "model.norm.weight", 8, 0, b"", 16))
+        content = bytes(native.tensors.read_bytes("model.norm.weight", 8, 16))
+        assert part == TensorBytes(2, 0, hashlib.sha256(content).digest())
+        assert _ask(link, FetchTensor(3, "tiny", "model.norm.weight", 8, 0, b"", 16)).sha256 == part.sha256
+        assert len(reads) == 2
 
 
 def test_a_link_for_weights_is_for_weights(link: Link) -> None:
