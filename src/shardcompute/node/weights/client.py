@@ -291,6 +291,8 @@ class RemoteTensors(Closing):
                 if not line.is_dropped:
                     log.warning("%s sent wrong bytes of %s and is not asked again", line.name, entry.name)
                 line.drop()
+                # Others would leave to it what it can give.
+                queue.give_back(line, (), SourceError(f"{line.name} sent wrong bytes of {entry.name}"))
             self._confirm(each.store, each.expected)
             return
         if each.is_all_from_origins or not queue.exclude(each.peers, entry.name):
