@@ -2,7 +2,8 @@
 
 `LabNetwork` is the transport of all its nodes. It knows every link by the node that holds that end of it:
 a frozen node's ends neither send nor deliver, as if its process were stopped while the system keeps its sockets; a
-dead node's ends are all closed at once; a cut closes what carries frames between two nodes.
+dead node's ends are all closed at once; a cut closes what carries frames between two nodes. Nodes may be far from each
+other: then every frame takes as long as `one_way_s` says, and a thread's `NetworkClock` tells how long its own took.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError
+from shardcompute.sim.conditions import Path
+from shardcompute.sim.shaped_links import ShapedLink, Uplink
 from shardcompute.sim.wrapped_link import WrappedLink
 from shardcompute.wire import Hello, Link, LinkOptions, Message, TcpTransport, Transports
 from shardcompute.wire.framing import Body
-from shardcompute.wire.links import Admit
+from shardcompute.wire.links import DEFAULT_OPTIONS, Admit
 from shardcompute.wire.tcp import TcpListener
 
 _DATA_ROLES = ("stage", "driver", "collective")
@@ -50,6 +53,34 @@ class Gate:
         return self._open.wait(timeout_s)
 
 
+class NetworkClock:
+    """How long frames that a thread has sent and received were on their way: time that the network took, whatever else
+    ran on the machine of the test. Stands in for `time` where links are measured."""
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+
+    def perf_counter(self) -> float:
+        return getattr(self._threads, "now_s", 0.0)
+
+    def spend(self, delay_s: float) -> None:
+        self._threads.now_s = self.perf_counter() + delay_s
+
+
+class Distance(Uplink):
+    """The way from one node to another, which takes every frame so long."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.clock = time.monotonic
+        self.delay_s = delay_s
+
+    def path_to(self, peer: str) -> Path:
+        return Path(self.delay_s)
+
+    def arrival_s(self, peer: str, size_bytes: int) -> float:
+        return self.clock() + self.delay_s
+
+
 class LabLink(WrappedLink):
     """One end of a real link, held by `owner`."""
 
@@ -67,11 +98,13 @@ class LabLink(WrappedLink):
         self._pass()
         with self._sending:
             super().send(message, body)
+        self._network.clock.spend(self._network.one_way_s(self.owner, self.peer))
 
     def receive(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
         while not self._repeated:
             message, body = super().receive(timeout_s)
             self._pass()
+            self._network.clock.spend(self._network.one_way_s(self.peer, self.owner))
             self._network.arrived(self, message)
             times = self._network.times_delivered(self, message)
             self._repeated.extend([(message, body)] * times)
@@ -107,6 +140,9 @@ class LabListener:
 class LabNetwork:
     """All links of all nodes of a test. Methods may be called from any thread."""
 
+    one_way_s: Callable[[str, str], float] = lambda source, target: 0.0
+    """How long a frame takes from one node to another, besides what it takes anyway."""
+    clock: NetworkClock = field(default_factory=NetworkClock)
     _gates: dict[str, Gate] = field(default_factory=dict)
     _links: set[LabLink] = field(default_factory=set)
     _listeners: dict[str, tuple[str, LabListener]] = field(default_factory=dict)
@@ -139,6 +175,9 @@ class LabNetwork:
         return listener
 
     def hold(self, link: Link, owner: str, role: str) -> LabLink:
+        delay_s = self.one_way_s(owner, link.peer)
+        if delay_s:
+            link = ShapedLink(link, role, link.peer, Distance(delay_s), DEFAULT_OPTIONS)
         held = LabLink(link, owner, role, self)
         with self._lock:
             is_dead = owner in self._dead

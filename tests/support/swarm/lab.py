@@ -232,6 +232,9 @@ class LabSwarm(Closing):
     """How far from the coordinator workers find themselves, which are near each other."""
     rtt_s: float = RTT_S
     """How far from each other."""
+    has_distances: bool = False
+    """Whether frames take that long, and links are measured by probes that do; else it is what probes are said to
+    find."""
     layer_s: float | None = None
     """What every worker measures for a layer, with the model and without; None: next to nothing."""
     store: FakeStore | None = None
@@ -247,7 +250,12 @@ class LabSwarm(Closing):
     def __post_init__(self) -> None:
         self._patches = contextlib.ExitStack()
         self.options = replace(self.options, transports=self.network.transports)
-        self._patches.enter_context(_constant_measurements(self._reach, self.layer_s))
+        self._patches.enter_context(_constant_measurements(self.layer_s))
+        if self.has_distances:
+            self.network.one_way_s = self._one_way_s
+            self._patches.enter_context(mock.patch.object(link_probe, "time", self.network.clock))
+        else:
+            self._patches.enter_context(mock.patch.object(link_probe, "probe_link", self._reach))
         host = partial(StageServer, log_bytes=self.log_bytes, patience=self.patience)
         self._patches.enter_context(mock.patch.object(worker_room, "StageServer", host))
         initial = partial(ClusterState, health=self.health)
@@ -259,6 +267,17 @@ class LabSwarm(Closing):
     def _reach(self, dial: Callable[[], Link]) -> LinkQuality:
         with dial() as link:
             return LinkQuality(self.home_rtt_s if link.peer == self.cluster.node else self.rtt_s, 1e9)
+
+    def _one_way_s(self, source: str, target: str) -> float:
+        if source == target:
+            return 0.0
+        return (self.home_rtt_s if self.home in (source, target) else self.rtt_s) / 2
+
+    @property
+    def home(self) -> str:
+        """The coordinator; "" before there is one."""
+        cluster = getattr(self, "cluster", None)
+        return "" if cluster is None else cluster.node
 
     # The cluster
 
@@ -657,15 +676,12 @@ class Alone:
 
 
 @contextmanager
-def _constant_measurements(
-    reach: Callable[[Callable[[], Link]], LinkQuality], layer_s: float | None
-) -> Iterator[None]:
+def _constant_measurements(layer_s: float | None) -> Iterator[None]:
     probed = BackendSpeed(3e-12 if layer_s is None else layer_s / LAYER_OVERHEAD_BYTES, 1e-12, 0.0)
     loaded = ShardSpeed(StageSpeed(layer_s or 1e-4), layer_s or 1e-4)
     with (
         mock.patch.object(device_speeds, "probe_backend", return_value=probed),
         mock.patch.object(shard_loader, "measure_shard", return_value=loaded),
         mock.patch.object(service_pace, "LEAST_WINDOW_S", 1e9),
-        mock.patch.object(link_probe, "probe_link", reach),
     ):
         yield
