@@ -103,6 +103,9 @@ async def bind(host: str, port: int) -> socket.socket:
     try:
         if hasattr(signal, "SIGHUP"):  # On Windows this option would let two servers share the port.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # On every address means those of IPv4, too, whatever the system's own choice is.
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != "::"))
         listener.bind(address)
         listener.listen(_BACKLOG)
         listener.setblocking(False)

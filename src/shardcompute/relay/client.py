@@ -11,6 +11,7 @@ from shardcompute.core.errors import LinkError
 from shardcompute.relay.messages import (
     LENGTH,
     PREAMBLE,
+    AwaitVisitor,
     Challenge,
     Declined,
     DoorMessage,
@@ -18,6 +19,7 @@ from shardcompute.relay.messages import (
     Meet,
     Meeting,
     Spliced,
+    attendance_of,
     check_length,
     pack,
     pack_meeting,
@@ -75,6 +77,19 @@ class RelayDoor:
     def enter(self, entry: str, timeout_s: float) -> socket.socket:
         """The socket on which a server beside the relay is at the other end. Raises `LinkError`."""
         return self._splice(Enter(entry), timeout_s)
+
+    def attend(self, shown: RelayPass, entry: str, timeout_s: float) -> socket.socket:
+        """The socket on which somebody is at the other end who wants to enter, once one has come. Raises `LinkError`;
+        `hang_up` in another thread ends the wait."""
+        proof = prove_ticket(shown.identity, self._nonce, attendance_of(entry))
+        return self._splice(AwaitVisitor(shown.ticket, entry, proof), timeout_s)
+
+    def hang_up(self) -> None:
+        """Wake whoever waits here, in whatever thread; it is theirs to close."""
+        sock = self._sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         sock, self._sock = self._sock, None

@@ -1,8 +1,9 @@
 """What is said at a relay's door, before it splices: small MessagePack messages, each behind its length.
 
 Whoever connects says `PREAMBLE`; the relay answers with a `Challenge`, which also tells under which address it sees the
-caller (what lies behind a router cannot know that otherwise). Then comes one request: `Meet` a peer, with a ticket, or
-`Enter` a server of the relay's own machine. `Spliced` means that every byte from here on is the peer's.
+caller (what lies behind a router cannot know that otherwise). Then comes one request: `Meet` a peer, with a ticket,
+`Enter` a server of the relay's own machine or of a coordinator that waits here, or `AwaitVisitor` as such a one.
+`Spliced` means that every byte from here on is the peer's.
 """
 
 from __future__ import annotations
@@ -47,10 +48,18 @@ class Meeting(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Enter(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Splice me with a server beside this relay: "links" or "join", which ask for certificates and tokens
-    themselves."""
+    """Splice me with a server beside this relay, or with the coordinator that waits here: "links" or "join", which ask
+    for certificates and tokens themselves."""
 
     entry: Name
+
+
+class AwaitVisitor(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Splice me with the next who wants to enter here. `proof` is of the words `attendance_of(entry)`."""
+
+    ticket: Short
+    entry: Name
+    proof: Short
 
 
 class Spliced(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -64,7 +73,7 @@ class Declined(msgspec.Struct, frozen=True, array_like=True, tag=5):
     hint: Text = ""
 
 
-DoorMessage: TypeAlias = Challenge | Meet | Enter | Spliced | Declined
+DoorMessage: TypeAlias = Challenge | Meet | Enter | AwaitVisitor | Spliced | Declined
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[DoorMessage] = msgspec.msgpack.Decoder(DoorMessage)
@@ -97,6 +106,11 @@ def unpack(content: bytes) -> DoorMessage:
 
 def pack_meeting(meeting: Meeting) -> bytes:
     return _encoder.encode(meeting)
+
+
+def attendance_of(entry: str) -> bytes:
+    """What a coordinator signs for that waits at a relay; no packed `Meeting` begins like this."""
+    return b"attend " + entry.encode()
 
 
 def unpack_meeting(content: bytes) -> Meeting:

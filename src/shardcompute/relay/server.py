@@ -26,16 +26,21 @@ from shardcompute.core.errors import AuthError, CapacityError, LinkError, ShardC
 from shardcompute.core.fields import shorten
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.sockets.accepting import accept_one, wait_after
+from shardcompute.core.sockets.hosts import plain_address
+from shardcompute.core.sockets.keepalive import keep_alive
+from shardcompute.core.sockets.listening import listen
 from shardcompute.relay.channels import BUFFER_BYTES, Channel, SocketChannel, open_door
 from shardcompute.relay.messages import (
     CHALLENGE_BYTES,
     LENGTH,
+    AwaitVisitor,
     Challenge,
     Declined,
     DoorMessage,
     Enter,
     Meet,
     Spliced,
+    attendance_of,
     check_length,
     pack,
     unpack,
@@ -45,8 +50,7 @@ from shardcompute.relay.tickets import check_proof, read_ticket
 
 log = logging.getLogger(__name__)
 _BACKLOG = 128
-_KEEPALIVE = (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-_GONE_MS = 30_000
+_ENTRIES = ("links", "join")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class RelayLimits:
     waiting: int = 128
     door_s: float = 10.0
     meet_s: float = 15.0
+    attending: int = 8
+    """Connections on which coordinators wait for whoever enters, by entry; the oldest makes room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +135,12 @@ class RelayServer(Closing):
         self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         """Of all connections: one that is closed lives on until what it has to say is said."""
         self._meetings: dict[tuple[bytes, str, str], _Waiting] = {}
+        self._attending: dict[str, list[_Waiting]] = {}
         self._held: Counter[str] = Counter()
         self._allowances: dict[str, _Allowance] = {}
         self._spliced_bytes = 0
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            self._socket = listen(host, port, _BACKLOG)
         except OSError as error:
             raise LinkError(
                 f"port {port} on {host} cannot be used for a relay: {error.strerror or error}",
@@ -206,18 +212,19 @@ class RelayServer(Closing):
 
     async def _greet(self, sock: socket.socket) -> None:
         """One connection, from its first byte to its end. Never raises."""
-        _keep_alive(sock)
+        keep_alive(sock)
         self._untaken.discard(sock)  # from here on its transport closes it
         with contextlib.suppress(asyncio.CancelledError):
             # Cancelled: whoever made room for others, or was here when the relay closed. The task is nobody's.
             reader, writer = await asyncio.open_connection(sock=sock, limit=BUFFER_BYTES)
             channel = self._channel(reader, writer)
-            host, port = (writer.get_extra_info("peername") or ("?", 0))[:2]
+            address, port = (writer.get_extra_info("peername") or ("?", 0))[:2]
+            host = plain_address(str(address))
             try:
-                await self._serve(channel, str(host), int(port))
+                await self._serve(channel, host, int(port))
             except (ShardComputeError, OSError, TimeoutError, EOFError, ValueError) as error:
                 what = str(error) or type(error).__name__
-                self._limited_log.info(str(host), "the relay ends a connection of %s: %s", host, what)
+                self._limited_log.info(host, "the relay ends a connection of %s: %s", host, what)
             finally:
                 channel.close()
 
@@ -242,6 +249,8 @@ class RelayServer(Closing):
                 await self._meet(channel, request, nonce)
             elif isinstance(request, Enter):
                 await self._enter(channel, request, host)
+            elif isinstance(request, AwaitVisitor):
+                await self._attend(channel, request, nonce)
             else:
                 raise LinkError(f"{type(request).__name__} came at the relay's door")
         except (AuthError, CapacityError) as error:
@@ -290,14 +299,66 @@ class RelayServer(Closing):
         if waiting.met.done():
             await waiting.done.wait()
 
-    async def _enter(self, channel: Channel, request: Enter, host: str) -> None:
-        target = self._entries.get(request.entry)
-        if target is None:
+    async def _attend(self, channel: Channel, request: AwaitVisitor, nonce: bytes) -> None:
+        """Until somebody has entered, and then until the link with that one has ended."""
+        ticket = read_ticket(request.ticket, self._cluster_key, now_s=self._clock())
+        check_proof(ticket, request.proof, nonce, attendance_of(request.entry))
+        if not ticket.attends:
             raise AuthError(
-                f"this relay leads to no server called {request.entry[:20]!r}",
-                hint="name the coordinator's own relay; another one needs a ticket",
+                f"{ticket.node_id} is no coordinator, and nobody is led to it",
+                hint="members are met by name; coordinators alone wait for whoever enters",
             )
+        if request.entry not in _ENTRIES:
+            raise AuthError(
+                f"nobody enters {request.entry[:20]!r}", hint="run the same release on every node"
+            )
+        with self._counted(ticket.node_id):
+            waiting = _Waiting(channel, ticket.node_id, _new_future())
+            others = self._attending.setdefault(request.entry, [])
+            others.append(waiting)
+            if len(others) > self._limits.attending:
+                oldest = others.pop(0)
+                oldest.channel.close()
+            hang_up = asyncio.ensure_future(_until_gone(channel))
+            try:
+                async with asyncio.timeout(max(ticket.expires_at_s - self._clock(), 0.0)):
+                    await asyncio.wait({waiting.met, hang_up}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                hang_up.cancel()
+                await asyncio.gather(hang_up, return_exceptions=True)
+                if waiting in others:
+                    others.remove(waiting)
+                waiting.is_free.set()
+            if waiting.met.done():
+                await waiting.done.wait()
+
+    def _next_attending(self, entry: str) -> _Waiting:
+        """The one that came last: it is the least likely to be gone. `AuthError` where nobody waits."""
+        waiting = self._attending.get(entry)
+        if not waiting:
+            raise AuthError(
+                f"this relay leads to no server called {entry[:20]!r}",
+                hint="name the coordinator's own relay, or one that the cluster is told of with --relay",
+            )
+        return waiting.pop()
+
+    async def _lead_to(self, channel: Channel, first: _Waiting, host: str) -> None:
+        """To a coordinator that waits here."""
+        first.met.set_result(None)
+        try:
+            await first.is_free.wait()
+            await first.channel.write(pack(Spliced()))
+            await channel.write(pack(Spliced()))
+            await self._splice(channel, first.channel, {f"at {host}", first.member})
+        finally:
+            first.done.set()
+
+    async def _enter(self, channel: Channel, request: Enter, host: str) -> None:
         with self._counted(f"at {host}"):
+            target = self._entries.get(request.entry)
+            if target is None:
+                await self._lead_to(channel, self._next_attending(request.entry), host)
+                return
             reader, writer = await asyncio.open_connection(*target, limit=BUFFER_BYTES)
             inside = self._channel(reader, writer)
             try:
@@ -363,13 +424,3 @@ async def _until_gone(channel: Channel) -> None:
 
 def _new_future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    """An end that vanished without a word is noticed after about half a minute."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (*_KEEPALIVE, ("TCP_USER_TIMEOUT", _GONE_MS)):
-            option = getattr(socket, name, None)
-            if option is not None:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -32,11 +32,13 @@ _ASK = "the node asks its coordinator for another by itself; check both machines
 
 
 class RelayTicket(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """What a ticket says: this node, by this key, until then."""
+    """What a ticket says: this node, by this key, until then. `attends`: it is a coordinator, to which whoever enters
+    may be led."""
 
     version: int
     public_key: Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES)]
     expires_at_s: int
+    attends: bool = False
 
     @property
     def node_id(self) -> str:
@@ -49,10 +51,16 @@ class _SignedTicket(msgspec.Struct, array_like=True, forbid_unknown_fields=True,
 
 
 def issue_ticket(
-    authority: ClusterAuthority, public_key: bytes, *, now_s: float, life_s: float = TICKET_LIFE_S
+    authority: ClusterAuthority,
+    public_key: bytes,
+    *,
+    now_s: float,
+    life_s: float = TICKET_LIFE_S,
+    attends: bool = False,
 ) -> bytes:
     """A ticket for the node with this key. Issue it only to a member that is not revoked."""
-    content = msgspec.msgpack.encode(RelayTicket(_VERSION, public_key, math.ceil(now_s + life_s)))
+    ticket = RelayTicket(_VERSION, public_key, math.ceil(now_s + life_s), attends)
+    content = msgspec.msgpack.encode(ticket)
     signature = authority.private_key.sign(_SIGNING_CONTEXT + content)
     return msgspec.msgpack.encode(_SignedTicket(content, signature))
 

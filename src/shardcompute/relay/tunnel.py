@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
+import os
 import selectors
 import socket
 import ssl
@@ -16,6 +18,8 @@ import time
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.core.sockets.connecting import connect
+from shardcompute.core.sockets.keepalive import keep_alive
 from shardcompute.core.sockets.secure_socket import SecureSocket
 from shardcompute.relay.websocket import (
     MOST_HEAD_BYTES,
@@ -26,6 +30,9 @@ from shardcompute.relay.websocket import (
 )
 
 _PORTS = {"tcp": 7422, "ws": 80, "wss": 443}
+PLAIN_DOOR = "relay://"
+DOORS = (PLAIN_DOOR, "ws://", "wss://")
+"""How addresses begin that lead through a relay to the coordinator behind it."""
 _BUFFER_BYTES = 1 << 16
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _HINT = "check the relay's address and that it is running"
@@ -37,10 +44,16 @@ def check_relay_url(url: str) -> str:
     return url
 
 
+def door_url(url: str) -> str:
+    """The address of a relay as that of a door by which its coordinator is reached: others of the same form are
+    addresses of nodes."""
+    return url.replace("tcp://", PLAIN_DOOR, 1) if url.startswith("tcp://") else url
+
+
 def connect_relay(url: str, timeout_s: float, *, source: tuple[str, int] | None = None) -> socket.socket:
     """A connected socket whose other end is the relay's door; `LinkError` where there is no way. `source` is the
     address and port to come from, on a plain connection."""
-    parts = _split(url)
+    parts = _split(url.replace(PLAIN_DOOR, "tcp://", 1))
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
     deadline = time.monotonic() + timeout_s
     try:
@@ -75,13 +88,14 @@ def _split(url: str) -> SplitResult:
 
 def _connect(host: str, port: int, timeout_s: float, source: tuple[str, int] | None) -> socket.socket:
     if source is None:
-        sock = socket.create_connection((host, port), timeout=max(timeout_s, 0.01))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock = connect(host, port, timeout_s)
+        keep_alive(sock)
         return sock
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, _, _, _, address = next(
-        each for each in found if (":" in source[0]) is (each[0] == socket.AF_INET6)
-    )
+    family = socket.AF_INET6 if ":" in source[0] else socket.AF_INET
+    address = next((each[4] for each in found if each[0] == family), None)
+    if address is None:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
     sock = bound_socket(family, source)
     try:
         sock.settimeout(max(timeout_s, 0.01))

@@ -1,8 +1,10 @@
 """Homes behind routers, in network namespaces: a public host, routers that translate addresses, and hosts behind them.
 
     public host 203.0.113.10 ── the internet ── router 203.0.113.N ── host 192.168.N.2 (and .3)
+    2001:db8:ffff::10            2001:db8:ffff::N           2001:db8:N::2 (and ::3)
 
-Needs root, `ip` and `iptables`. What a router lets through is what its kind says.
+Needs root, `ip`, `iptables` and, for IPv6, `ip6tables`. What a router lets through is what its kind says; IPv6 is
+routed and not translated.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import BackendError
@@ -22,6 +25,7 @@ from shardcompute.sim.namespaces import run_ip, try_namespaces
 
 PUBLIC = "public"
 PUBLIC_HOST = "203.0.113.10"
+PUBLIC_HOST6 = "2001:db8:ffff::10"
 _SECONDS = 20.0
 _numbers = itertools.count(1000)
 
@@ -38,6 +42,27 @@ class RouterKind(StrEnum):
     UDP_BLOCKED = "udp-blocked"
     RESETTING = "resetting"
     """Says no (RST) to what it does not let in, instead of nothing."""
+    IPV6_OPEN = "ipv6-open"
+    """No IPv4; whoever knows an address of the home can dial it."""
+    IPV6_FIREWALL = "ipv6-firewall"
+    """No IPv4; nothing is let in that was not asked for."""
+    DUAL = "dual-stack"
+    """IPv4 as CONE, IPv6 as IPV6_FIREWALL."""
+    DUAL_BROKEN = "ipv6-blackhole"
+    """IPv4 as CONE; hosts have IPv6 and a route, and all that goes there is lost."""
+
+    @property
+    def has_ipv4(self) -> bool:
+        return self not in (RouterKind.IPV6_OPEN, RouterKind.IPV6_FIREWALL)
+
+    @property
+    def has_ipv6(self) -> bool:
+        return self in (
+            RouterKind.IPV6_OPEN,
+            RouterKind.IPV6_FIREWALL,
+            RouterKind.DUAL,
+            RouterKind.DUAL_BROKEN,
+        )
 
 
 class Homes(Closing):
@@ -57,8 +82,11 @@ class Homes(Closing):
             self._public("link", "add", "br0", "type", "bridge")
             self._public("link", "set", "br0", "up")
             self._public("addr", "add", f"{PUBLIC_HOST}/24", "dev", "br0")
-            for index, kind in enumerate(kinds, 1):
+            self._kinds = dict(enumerate(kinds, 1))
+            for index, kind in self._kinds.items():
                 self._add_home(index, kind)
+            if any(kind.has_ipv6 for kind in kinds):
+                self._add_ipv6()
             undo.pop_all()
 
     def command(self, machine: str, command: Sequence[str]) -> list[str]:
@@ -66,10 +94,12 @@ class Homes(Closing):
         return ["ip", "netns", "exec", self._name(machine), *command]
 
     def address(self, machine: str) -> str:
-        """Where a machine listens, as it sees itself."""
+        """Where a machine listens, as it sees itself; over IPv6 where it has that."""
+        has_ipv6 = any(kind.has_ipv6 for kind in self._kinds.values())
         if machine == PUBLIC:
-            return PUBLIC_HOST
-        return f"192.168.{machine[4:-1]}.{2 if machine[-1] == 'a' else 3}"
+            return PUBLIC_HOST6 if has_ipv6 else PUBLIC_HOST
+        home, last = machine[4:-1], 2 if machine[-1] == "a" else 3
+        return f"2001:db8:{home}::{last}" if self._kinds[int(home)].has_ipv6 else f"192.168.{home}.{last}"
 
     def close(self) -> None:
         while self._made:
@@ -92,12 +122,35 @@ class Homes(Closing):
             self._on(router, "link", "add", f"lan{letter}", "type", "veth", "peer", "name", "eth0")
             self._on(router, "link", "set", "eth0", "netns", self._name(host))
             self._on(router, "link", "set", f"lan{letter}", "master", "lan", "up")
-            self._on(host, "addr", "add", f"{inner}.{last}/24", "dev", "eth0")
             self._on(host, "link", "set", "eth0", "up")
-            self._on(host, "route", "add", "default", "via", f"{inner}.1")
+            if kind.has_ipv4:
+                self._on(host, "addr", "add", f"{inner}.{last}/24", "dev", "eth0")
+                self._on(host, "route", "add", "default", "via", f"{inner}.1")
         self._run(router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         for rule in _rules(kind):
             self._run(router, "iptables", *rule.split())
+
+    def _add_ipv6(self) -> None:
+        """Addresses are good at once ("nodad"): nobody else is here who could have them."""
+        self._public("-6", "addr", "add", f"{PUBLIC_HOST6}/64", "dev", "br0", "nodad")
+        self._run(PUBLIC, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
+        for index, kind in self._kinds.items():
+            if kind.has_ipv6:
+                self._add_ipv6_home(index, kind)
+
+    def _add_ipv6_home(self, index: int, kind: RouterKind) -> None:
+        router, outer, inner = f"router{index}", f"2001:db8:ffff::{index}", f"2001:db8:{index}::"
+        self._on(router, "-6", "addr", "add", f"{outer}/64", "dev", "wan", "nodad")
+        self._on(router, "-6", "addr", "add", f"{inner}1/64", "dev", "lan", "nodad")
+        self._run(router, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
+        self._on(router, "-6", "route", "add", "default", "via", PUBLIC_HOST6)
+        self._public("-6", "route", "add", f"{inner}/64", "via", outer)
+        for letter, last in (("a", 2), ("b", 3)):
+            host = f"home{index}{letter}"
+            self._on(host, "-6", "addr", "add", f"{inner}{last}/64", "dev", "eth0", "nodad")
+            self._on(host, "-6", "route", "add", "default", "via", f"{inner}1")
+        for rule in _rules6(kind):
+            self._run(router, "ip6tables", *rule.split())
 
     def _add(self, machine: str) -> None:
         name = self._name(machine)
@@ -140,11 +193,26 @@ def _rules(kind: RouterKind) -> list[str]:
     return rules
 
 
-def why_no_homes() -> str:
+def _rules6(kind: RouterKind) -> list[str]:
+    """For `ip6tables`. Neighbours are found by messages of ICMP, which stay."""
+    if kind == RouterKind.IPV6_OPEN:
+        return []
+    if kind == RouterKind.DUAL_BROKEN:
+        return ["-A FORWARD -j DROP"]
+    return [
+        "-A FORWARD -i wan -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
+        "-A FORWARD -i wan -j DROP",
+    ]
+
+
+def why_no_homes(*, with_ipv6: bool = False) -> str:
     """Why this machine cannot have them; "" if it can."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [tool for tool in ("ip", "iptables") if shutil.which(tool) is None]
+    tools = ("ip", "iptables", "ip6tables") if with_ipv6 else ("ip", "iptables")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         return f"{' and '.join(missing)} cannot be found"
+    if with_ipv6 and not Path("/proc/net/if_inet6").exists():
+        return "this system has no IPv6"
     return try_namespaces()

@@ -23,6 +23,9 @@ from urllib.parse import urlsplit
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
 from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.core.sockets.connecting import connect
+from shardcompute.core.sockets.hosts import bracketed, plain_address
+from shardcompute.core.sockets.listening import listen
 from shardcompute.wire.links import DEFAULT_OPTIONS, Admit, LinkOptions
 from shardcompute.wire.local_sockets import LocalSocket, LocalSockets, check_peer_user
 from shardcompute.wire.messages import Hello
@@ -62,7 +65,7 @@ class TcpTransport:
             if near is not None:
                 return open_link(near, url, options.server_name or host, ours, options, is_local=True)
         try:
-            sock = socket.create_connection((host, port), timeout=options.handshake_timeout_s)
+            sock = connect(host, port, options.handshake_timeout_s)
         except OSError as error:
             raise LinkError(
                 f"{url} cannot be reached: {error.strerror or error}",
@@ -75,9 +78,8 @@ class TcpTransport:
         self, url: str, ours: Hello, options: LinkOptions = DEFAULT_OPTIONS, admit: Admit | None = None
     ) -> TcpListener:
         host, port = split_address(url)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            sock = listen(host, port, _BACKLOG)
         except OSError as error:
             raise LinkError(
                 f"{url} cannot be listened at: {error.strerror or error}",
@@ -204,7 +206,7 @@ class TcpListener(Closing):
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, _RETRY_S)
             return False
-        address = _HERE if is_local else join_address(*remote[:2])
+        address = _HERE if is_local else join_address(plain_address(remote[0]), remote[1])
         try:
             if is_local:
                 check_peer_user(sock)
@@ -212,7 +214,7 @@ class TcpListener(Closing):
                 tune_socket(sock, self._options.congestion)
             sock = wrap_answering(sock, self._options)
         except (OSError, ValueError) as error:
-            who = _HERE if is_local else remote[0]
+            who = _HERE if is_local else plain_address(remote[0])
             self._limited_log.info(who, "connection from %s dropped: %s", address, error)
             sock.close()
             return False
@@ -287,5 +289,4 @@ def split_address(url: str) -> tuple[str, int]:
 
 def join_address(host: str, port: int) -> str:
     """`tcp://host:port`, with brackets around an IPv6 address."""
-    is_bare = ":" in host and not host.startswith("[")
-    return f"tcp://[{host}]:{port}" if is_bare else f"tcp://{host}:{port}"
+    return f"tcp://{bracketed(host)}:{port}"

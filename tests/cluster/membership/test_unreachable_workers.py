@@ -12,8 +12,12 @@ from unittest import mock
 import pytest
 
 from shardcompute.node.cluster import Cluster, ClusterOptions
+from shardcompute.node.discovery.again import coordinator_finder
+from shardcompute.node.discovery.dht.records import Whereabout
+from shardcompute.node.discovery.dht.udp import DhtSocket
 from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
 from shardcompute.node.enrolment.join_client import join_cluster
+from shardcompute.node.enrolment.stored import authority_of, open_enrolled
 from shardcompute.node.reach import reach as reach_room
 from shardcompute.node.reach import relays as relays_room
 from shardcompute.node.reach.cluster_relays import RelayOptions
@@ -147,3 +151,46 @@ def test_a_node_that_reaches_nothing_but_the_web_joins_and_is_heard(tmp_path: Pa
             seen = cluster.relay_view()
             assert seen is not None
             assert seen.spliced_bytes > 0
+
+
+def test_a_member_finds_its_coordinator_again_through_a_relay_that_the_hash_table_names(
+    tmp_path: Path,
+) -> None:
+    """Behind a router of its own, the coordinator waits at a relay elsewhere; a record says at which. Others join
+    there, too."""
+    Cluster(ClusterOptions(tmp_path / "cluster", port=0, join_port=0)).close()
+    authority = ClusterAuthority.load(tmp_path / "cluster" / "authority")
+    with contextlib.ExitStack() as stack:
+        relay = stack.enter_context(RelayServer("127.0.0.1", 0, key_of(authority)))
+        url = f"tcp://127.0.0.1:{relay.port}"
+        options = ClusterOptions(
+            tmp_path / "cluster",
+            port=0,
+            join_port=0,
+            advertise=NOWHERE,
+            relays=RelayOptions(None, ((url,),)),
+        )
+        cluster = stack.enter_context(Cluster(options))
+        table = stack.enter_context(DhtSocket("127.0.0.1", 0))
+        whereabout = Whereabout(cluster.urls, cluster.relay_urls())
+        table.node.publish(cluster.sign_whereabout(whereabout, 1))
+        credentials, urls = join_cluster(
+            parse_token(cluster.access.create_token()), tmp_path / "node", Role.DRIVER, url
+        )
+        assert urls == [f"relay://127.0.0.1:{relay.port}", *cluster.urls]
+        find = coordinator_finder(
+            authority_of(credentials), credentials.authority_pem, [f"127.0.0.1:{table.port}"]
+        )
+        transports = Transports({"tcp": TcpTransport()})
+        options_of_node = StandaloneOptions(transports=transports, find_again=find)
+        # All that it knows by itself leads nowhere any more.
+        node = StandaloneDriver(credentials, [f"tcp://{NOWHERE}:1"], options_of_node)
+        with contextlib.closing(node):
+            node.start()
+            wait_until(
+                lambda: any(each.is_live for each in cluster.coordinator.state.nodes.values()),
+                "the node is registered",
+                30.0,
+            )
+        kept = open_enrolled(tmp_path / "node", Role.DRIVER)
+        assert f"relay://127.0.0.1:{relay.port}" in kept.control_urls

@@ -26,9 +26,11 @@ def key_of(authority: ClusterAuthority) -> bytes:
     return authority.private_key.public_key().public_bytes_raw()
 
 
-def pass_of(papers: Papers, member: Credentials, *, life_s: float = 60.0) -> RelayPass:
+def pass_of(papers: Papers, member: Credentials, *, life_s: float = 60.0, attends: bool = False) -> RelayPass:
     identity = member.identity
-    ticket = issue_ticket(papers.authority, identity.public_key, now_s=time.time(), life_s=life_s)
+    ticket = issue_ticket(
+        papers.authority, identity.public_key, now_s=time.time(), life_s=life_s, attends=attends
+    )
     return RelayPass(identity, ticket)
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,15 @@ def _timed(link: Link, message: Ping | TensorBytes, *body: memoryview) -> float:
 
 
 @contextlib.contextmanager
-def public_host(folder: Path, host: str) -> Iterator[Answering]:
-    """The coordinator; its relay is at the port of the web."""
-    options = ClusterOptions(folder, host=host, relays=RelayOptions(443))
+def public_host(folder: Path, hosts: Sequence[str]) -> Iterator[Answering]:
+    """The coordinator, reached at these; its relay is at the port of the web."""
+    options = ClusterOptions(
+        folder,
+        host=hosts[0] if len(hosts) == 1 else "::",
+        advertise=hosts[0],
+        also_at=tuple(hosts[1:]),
+        relays=RelayOptions(443),
+    )
     with Cluster(options) as cluster:
 
         def answer(asked: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +93,7 @@ def public_host(folder: Path, host: str) -> Iterator[Answering]:
 @contextlib.contextmanager
 def home_host(folder: Path, host: str, token: str, through: str, advertise: str) -> Iterator[Answering]:
     credentials, urls = join_cluster(parse_token(token), folder, Role.DRIVER, through)
-    options = StandaloneOptions(host, 0, advertise, folder.name)
+    options = StandaloneOptions(host, 0, advertise, folder.name, follows_address=not advertise)
     with contextlib.closing(ReachNode(credentials, urls, options)) as node:
         node.start()
 
@@ -107,7 +113,7 @@ def main(arguments: list[str]) -> None:
     logging.basicConfig(level=logging.INFO, filename=f"{setup['folder']}.log")
     folder = Path(setup["folder"])
     opened = (
-        public_host(folder, setup["host"])
+        public_host(folder, setup["hosts"])
         if setup["is_public"]
         else home_host(folder, setup["host"], setup["token"], setup["through"], setup["advertise"])
     )

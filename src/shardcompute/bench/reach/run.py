@@ -18,7 +18,7 @@ from typing import Any
 from shardcompute.bench.report import Result, Say
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import BackendError
-from shardcompute.sim.routers import PUBLIC, PUBLIC_HOST, Homes, RouterKind
+from shardcompute.sim.routers import PUBLIC, PUBLIC_HOST, PUBLIC_HOST6, Homes, RouterKind
 
 _PATIENCE_S = 90.0
 
@@ -44,6 +44,11 @@ CASES = (
     ReachCase("UDP blocked, UDP blocked", (RouterKind.UDP_BLOCKED, RouterKind.UDP_BLOCKED)),
     ReachCase("resetting, resetting", (RouterKind.RESETTING, RouterKind.RESETTING)),
     ReachCase("one home without hairpin", (RouterKind.CONE,), is_one_home=True),
+    ReachCase("IPv6 only, open", (RouterKind.IPV6_OPEN, RouterKind.IPV6_OPEN)),
+    ReachCase("IPv6 only, firewalls", (RouterKind.IPV6_FIREWALL, RouterKind.IPV6_FIREWALL)),
+    ReachCase("dual stack, firewalls", (RouterKind.DUAL, RouterKind.DUAL)),
+    ReachCase("IPv6 only, IPv4 only", (RouterKind.IPV6_FIREWALL, RouterKind.CONE)),
+    ReachCase("IPv6 lost on the way, twice", (RouterKind.DUAL_BROKEN, RouterKind.DUAL_BROKEN)),
 )
 
 
@@ -110,7 +115,8 @@ def run_case(case: ReachCase, *, rounds: int = 5, loads: int = 8) -> ReachRow:
     with contextlib.ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         homes = opened.enter_context(Homes(case.kinds))
-        setup = {"is_public": True, "folder": str(folder / "cluster"), "host": PUBLIC_HOST}
+        hosts = [PUBLIC_HOST6, PUBLIC_HOST] if any(kind.has_ipv6 for kind in case.kinds) else [PUBLIC_HOST]
+        setup = {"is_public": True, "folder": str(folder / "cluster"), "hosts": hosts}
         public = opened.enter_context(_Program(homes, PUBLIC, setup))
         token = public.ask(token=True)["token"]
         nodes = []

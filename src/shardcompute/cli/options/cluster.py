@@ -29,7 +29,11 @@ Model = Annotated[
 ]
 Host = Annotated[
     str,
-    typer.Option("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for other machines too."),
+    typer.Option(
+        "--host",
+        metavar="ADDRESS",
+        help="Address to listen on; 0.0.0.0 for other machines too, :: for those of IPv6 as well.",
+    ),
 ]
 Port = Annotated[
     int,

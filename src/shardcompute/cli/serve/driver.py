@@ -108,7 +108,7 @@ class DriverArguments:
         from shardcompute.node.enrolment.stored import authority_of
 
         credentials = member.credentials
-        host, advertise = node_addresses(member.control_urls[0], self.host, self.advertise)
+        host, advertise = node_addresses(member.control_urls, self.host, self.advertise)
         return StandaloneOptions(
             host=host,
             port=self.port,

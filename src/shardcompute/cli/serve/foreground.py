@@ -43,6 +43,7 @@ from shardcompute.cli.serve.addresses import (
     is_loopback,
     near_host,
     reachable_host,
+    reachable_hosts,
 )
 from shardcompute.cli.serve.greeting import dashboard, greeting, invitation, new_key
 from shardcompute.cli.serve.shaping import open_transports
@@ -105,6 +106,7 @@ class ClusterPlan:
         from shardcompute.wire.codecs.mode import EXACT, check_wire
 
         given, host, context = self.cluster, self.serving.host, _or(self.context, CONTEXT)
+        hosts = reachable_hosts(host)
         return ClusterOptions(
             folder=cluster_folder(settings, given.data_dir),
             name=given.name or "home",
@@ -114,7 +116,8 @@ class ClusterPlan:
             relays=RelayOptions(
                 relay_port(given), tuple(tuple(each.split(",")) for each in given.relay or ())
             ),
-            advertise=given.advertise or reachable_host(host),
+            advertise=given.advertise or hosts[0],
+            also_at=() if given.advertise else hosts[1:],
             kv_tokens=_or(given.kv_tokens, KV_TOKENS),
             kv_type=self.kv_type,
             choose_backend=self.choose_backend,
@@ -344,7 +347,7 @@ def _published(plan: ClusterPlan, cluster: Cluster, settings: Settings) -> Itera
     def whereabout() -> Whereabout:
         nodes = cluster.coordinator.state.nodes.values()
         holders = sorted(node.address for node in nodes if node.is_live and (node.cached or node.shards))
-        return Whereabout((cluster.url,), cluster.relay_urls(), tuple(holders))
+        return Whereabout(cluster.urls, cluster.relay_urls(), tuple(holders))
 
     with (
         DhtSocket(plan.serving.host, settings.dht_port) as table,

@@ -15,7 +15,7 @@ from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import Through, WorkerArguments, WorkerFolder, worker_folder
 from shardcompute.cli.progress import waiting
 from shardcompute.cli.serve.places import choose_for, join_places, serve_places
-from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -138,13 +138,7 @@ def _pair(addresses: Sequence[str], code: str | None, name: str | None, screen: 
             "the code is missing", "give it with --code; the cluster's page and shardcompute pair show one"
         )
         code = screen.ask("code that the cluster's page or `shardcompute pair` shows: ")
-    failures = []
-    for address in addresses:
-        try:
-            return pair(address, code, name or platform.node())
-        except LinkError as error:
-            failures.append(error)
-    raise failures[-1]
+    return pair(addresses[0], code, name or platform.node(), others=addresses[1:])
 
 
 def _need_terminal(problem: str, hint: str) -> None:

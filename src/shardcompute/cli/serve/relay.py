@@ -26,8 +26,11 @@ def relay(
     ] = "",
     *,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on, by default all.")
-    ] = "0.0.0.0",
+        str | None,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen on, by default all, of IPv6 and IPv4."
+        ),
+    ] = None,
     port: Annotated[
         int,
         typer.Option(
@@ -74,17 +77,21 @@ def relay(
             hint="run at the coordinator: shardcompute relay --show-key",
         )
     from shardcompute.cli.stopping import stop_requested
+    from shardcompute.core.sockets.hosts import bracketed
+    from shardcompute.core.sockets.listening import any_host
     from shardcompute.relay.door_tls import throwaway_server_context
     from shardcompute.relay.server import RelayLimits, RelayServer
     from shardcompute.relay.tickets import parse_cluster_key
 
     limits = RelayLimits(links=links, links_per_member=links_per_member, bytes_per_s=float(rate or _RATE))
-    cluster_key = parse_cluster_key(key)
+    cluster_key, host = parse_cluster_key(key), host or any_host()
     with (
         stop_requested() as stop,
         RelayServer(host, port, cluster_key, limits=limits, tls=throwaway_server_context()) as server,
     ):
-        screen.say(f"a relay at tcp://{host}:{server.port}, wss:// on the same port; Ctrl-C stops it")
+        screen.say(
+            f"a relay at tcp://{bracketed(host)}:{server.port}, wss:// on the same port; Ctrl-C stops it"
+        )
         stop.wait()
     screen.say("stopped")
 

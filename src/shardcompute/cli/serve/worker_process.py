@@ -103,7 +103,7 @@ def _worker_options(
     folder: Path, serving: WorkerServing, chosen: ChosenDevices, member: EnrolledNode
 ) -> WorkerOptions:
     from shardcompute.backends.processor import default_threads
-    from shardcompute.node.discovery.again import coordinator_finder
+    from shardcompute.node.discovery.again import coordinator_finder, holder_finder
     from shardcompute.node.enrolment.stored import authority_of
     from shardcompute.node.worker.memory.promise import check_promise, measure_process_bytes
     from shardcompute.node.worker.worker import WorkerOptions
@@ -115,7 +115,7 @@ def _worker_options(
     process_bytes = measure_process_bytes(device.backend) if device.is_host_memory else 0
     if serving.max_memory is not None:
         check_promise(serving.max_memory, process_bytes)
-    host, advertise = node_addresses(member.control_urls[0], serving.host, serving.advertise)
+    host, advertise = node_addresses(member.control_urls, serving.host, serving.advertise)
     return WorkerOptions(
         folder=folder,
         host=host,
@@ -137,6 +137,7 @@ def _worker_options(
         find_again=coordinator_finder(
             authority_of(member.credentials), member.credentials.authority_pem, settings.dht
         ),
+        find_holders=holder_finder(member.credentials.authority_pem, settings.dht),
         max_upload=serving.max_upload,
         conditions=serving.conditions,
     )
@@ -145,7 +146,7 @@ def _worker_options(
 def _is_beside(control_url: str, own_host: str) -> bool:
     """Whether the coordinator is on this machine."""
     host = urlsplit(control_url).hostname or ""
-    return is_loopback(host) or host == own_host
+    return is_loopback(host) or host == own_host.strip("[]")
 
 
 def _serve(

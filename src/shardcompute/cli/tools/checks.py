@@ -23,6 +23,7 @@ import psutil
 from shardcompute.backends.device_problems import RESTART_DRIVER
 from shardcompute.backends.devices import ComputeDevice, find_devices, host_device
 from shardcompute.backends.llamacpp.library import PACKAGE, VERSION, installed_version
+from shardcompute.core.sockets.connecting import connect
 from shardcompute.node.worker.backend_trial import remembered_choices
 from shardcompute.weights.sources.disk import format_bytes
 
@@ -271,7 +272,7 @@ def _check_port(subject: str, address: str) -> Finding:
     parts = urlsplit(address)
     where = f"{parts.hostname}:{parts.port}"
     try:
-        socket.create_connection((parts.hostname or "", parts.port or 0), _TIMEOUT_S).close()
+        connect(parts.hostname or "", parts.port or 0, _TIMEOUT_S).close()
         return Finding(subject, f"{where} answers")
     except OSError as error:
         return Finding(

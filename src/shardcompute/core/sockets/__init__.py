@@ -1,1 +1,1 @@
-"""Sockets that are accepted or put under TLS, and closed whatever happens meanwhile."""
+"""Sockets: how any part of the system listens, connects over IPv6 and IPv4, accepts and closes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 from shardcompute.core.errors import StoreError
 from shardcompute.node.coordinator.control_server import Lead
@@ -13,8 +14,12 @@ class ClusterAddresses:
     """This coordinator's own, and those of the others as their store has them. Methods may be called from any
     thread."""
 
-    def __init__(self, own: Candidate, leadership: Leadership | None) -> None:
+    def __init__(
+        self, own: Candidate, leadership: Leadership | None, *, also: Sequence[Candidate] = ()
+    ) -> None:
+        """`also`: this one, by its other hosts."""
         self._own = own
+        self._also = tuple(also)
         self._leadership = leadership
         self._listed: CoordinatorList | None = None
         if leadership is not None:
@@ -24,7 +29,8 @@ class ClusterAddresses:
 
     def all(self) -> tuple[Candidate, ...]:
         """This one first."""
-        return (self._own,) if self._listed is None else self._listed.all()
+        listed = (self._own,) if self._listed is None else self._listed.all()
+        return (*listed, *self._also)
 
     def refresh(self) -> bool:
         """Ask the store; whether there are others than before. As it was where the store does not answer."""

@@ -159,6 +159,7 @@ class Cluster:
         self._renew_pass()
         self._check_certificates()
         self._write_accounts()
+        self._network.attend()
 
     # What is done now and then, in the coordinator's thread
 
@@ -208,12 +209,18 @@ class Cluster:
         return self._endpoint.url
 
     @property
+    def urls(self) -> tuple[str, ...]:
+        """Where members dial this cluster's coordinators."""
+        return self._network.addresses.control_urls()
+
+    @property
     def join_port(self) -> int:
         return self._network.join_server.port
 
     @property
     def relay_doors(self) -> Sequence[str]:
-        """By which this process is reached from networks that let only the web out."""
+        """By which this process is reached where it cannot be dialled: from networks that let only the web out, and
+        through relays elsewhere."""
         return self._network.relays.doors
 
     def relay_urls(self) -> tuple[str, ...]:

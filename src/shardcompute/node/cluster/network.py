@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from shardcompute.core.errors import LinkError
+from shardcompute.core.sockets.hosts import NEAR_HOSTS, bracketed
 from shardcompute.node.cluster.access import ClusterAccess
 from shardcompute.node.cluster.addresses import ClusterAddresses
 from shardcompute.node.cluster.options import ClusterOptions
@@ -14,8 +15,10 @@ from shardcompute.node.coordinator.shared import Candidate, Leadership
 from shardcompute.node.enrolment.admission import Admission, Application
 from shardcompute.node.enrolment.certificate_issuer import CertificateIssuer
 from shardcompute.node.enrolment.join_server import JoinServer
+from shardcompute.node.reach.attendance import RelayAttendance
 from shardcompute.node.reach.cluster_relays import ClusterRelays
-from shardcompute.node.rpc.endpoint import NEAR_HOSTS, Endpoint
+from shardcompute.node.reach.rungs import RELAYED
+from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.relay.client import RelayPass
 from shardcompute.security import ClusterAuthority, join_server_context
 from shardcompute.wire import Link, join_address
@@ -38,6 +41,7 @@ class ClusterNetwork:
     ) -> None:
         """`services` answer members, each what it is asked for by name."""
         self._options = options
+        self._attendance: RelayAttendance | None = None
         self._authority = authority
         self._access = access
         self.issuer = CertificateIssuer(authority, options.folder / "coordinator", lambda: access.revocations)
@@ -71,7 +75,7 @@ class ClusterNetwork:
                 self._authority,
                 options.relays,
                 host=options.host,
-                advertise=options.advertise,
+                advertise=(options.advertise or options.host, *options.also_at),
                 # For networks that let only the web out.
                 entries={
                     "links": (host, urlsplit(self.endpoint.url).port or 0),
@@ -81,10 +85,28 @@ class ClusterNetwork:
             on_error.callback(self.relays.close)
             if self.endpoint.reach is not None:
                 self.endpoint.reach.meet_through(meet)
-            join = f"{options.advertise or options.host}:{join_port}"
-            own = Candidate(self.endpoint.node, self.endpoint.url, join)
-            self.addresses = ClusterAddresses(own, leadership)
+            link_port = urlsplit(self.endpoint.url).port or 0
+            own, *also = (
+                Candidate(self.endpoint.node, join_address(each, link_port), f"{bracketed(each)}:{join_port}")
+                for each in (options.advertise or options.host, *options.also_at)
+            )
+            self.addresses = ClusterAddresses(own, leadership, also=also)
             on_error.pop_all()
+
+    def attend(self) -> None:
+        """Wait for members and newcomers at relays elsewhere. Once links are served."""
+        self._attendance = RelayAttendance(
+            self.relays.others,
+            self._attending_pass,
+            {
+                "links": lambda sock: self.endpoint.answer_over(sock, RELAYED, None, b""),
+                "join": lambda sock: self.join_server.serve_connection(sock, "a relay"),
+            },
+        )
+
+    def _attending_pass(self) -> RelayPass:
+        credentials = self.endpoint.credentials
+        return RelayPass(credentials.identity, self.relays.attend_as(credentials.own))
 
     def renew_pass(self) -> bool:
         """This process is a member like others where it has to meet one. Whether there is anything to renew."""
@@ -108,5 +130,7 @@ class ClusterNetwork:
         return Admission(certificate, [*self.addresses.control_urls(), *self.relays.doors], others)
 
     def close_doors(self) -> None:
+        if self._attendance is not None:
+            self._attendance.close()
         self.relays.close()
         self.join_server.close()

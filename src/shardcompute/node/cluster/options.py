@@ -51,6 +51,8 @@ class ClusterOptions:
     """Where draft heads lie, besides those that come with the package."""
     choose_backend: Callable[[Checkpoint, str], CpuBackendChoice] | None = None
     """What computes a model in a form on CPUs whose owners left that open; None: each by its own backend."""
+    also_at: tuple[str, ...] = ()
+    """Other hosts by which it is reached, such as an IPv4 address beside an IPv6 one."""
     relays: RelayOptions = field(default_factory=RelayOptions)
     """Where nodes meet that cannot dial each other."""
     recovers_journal: bool = False

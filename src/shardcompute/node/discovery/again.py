@@ -18,7 +18,7 @@ LEAST_PAUSE_S = 15.0
 Search = Callable[[], Sequence[str]]
 
 
-class CoordinatorFinder:
+class PacedSearch:
     """Asks every way in turn, and not more often than every `LEAST_PAUSE_S`."""
 
     def __init__(self, searches: Sequence[Search], clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +40,7 @@ class CoordinatorFinder:
         return list(found)
 
 
-def coordinator_finder(fingerprint: str, authority_pem: str, dht: Sequence[str]) -> CoordinatorFinder:
+def coordinator_finder(fingerprint: str, authority_pem: str, dht: Sequence[str]) -> PacedSearch:
     """For a member of the cluster with this authority: looks nearby, and in the hash table where one is named."""
 
     def search_dht() -> Sequence[str]:
@@ -49,7 +49,18 @@ def coordinator_finder(fingerprint: str, authority_pem: str, dht: Sequence[str])
         return search_table(authority_pem, dht)()
 
     nearby = search_nearby(fingerprint)
-    return CoordinatorFinder([nearby, search_dht] if dht else [nearby])
+    return PacedSearch([nearby, search_dht] if dht else [nearby])
+
+
+def holder_finder(authority_pem: str, dht: Sequence[str]) -> PacedSearch:
+    """For a member of the cluster with this authority: who holds weights, as the hash table says where one is named."""
+
+    def search_dht() -> Sequence[str]:
+        from shardcompute.node.discovery.dht.publishing import search_holders
+
+        return search_holders(authority_pem, dht)()
+
+    return PacedSearch([search_dht] if dht else [])
 
 
 def search_nearby(fingerprint: str) -> Search:

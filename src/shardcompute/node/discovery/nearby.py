@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardcompute.core.errors import BackendError, LinkError, UsageError
+from shardcompute.core.sockets.hosts import bracketed
 from shardcompute.security.names import check_cluster_name
 
 if TYPE_CHECKING:
@@ -49,12 +50,12 @@ class NearbyCluster:
     @property
     def join_addresses(self) -> tuple[str, ...]:
         """Where machines join, as join tokens write it."""
-        return tuple(f"{_bracketed(host)}:{self.join_port}" for host in self.hosts)
+        return tuple(f"{bracketed(host)}:{self.join_port}" for host in self.hosts)
 
     @property
     def control_urls(self) -> tuple[str, ...]:
         """Where members find the coordinator."""
-        return tuple(f"tcp://{_bracketed(host)}:{self.link_port}" for host in self.hosts)
+        return tuple(f"tcp://{bracketed(host)}:{self.link_port}" for host in self.hosts)
 
     def is_of(self, fingerprint: str) -> bool:
         """Whether it says to be the cluster with this authority. Only its certificate proves that."""
@@ -203,7 +204,3 @@ def _import_zeroconf() -> Any:
             hint="pip install 'shardcompute[discovery]'; or give the cluster's address: shardcompute join --at HOST",
         ) from error
     return zeroconf
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

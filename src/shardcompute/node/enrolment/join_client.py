@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from shardcompute.core.errors import AuthError, LinkError, UsageError, rebuild_error
+from shardcompute.core.sockets.connecting import ConnectError, connect_first
+from shardcompute.core.sockets.hosts import with_host
 from shardcompute.node.enrolment.admission import (
     TIMEOUT_S,
     Admission,
@@ -23,6 +25,7 @@ from shardcompute.node.enrolment.admission import (
     send,
 )
 from shardcompute.relay.client import RelayDoor
+from shardcompute.relay.tunnel import door_url
 from shardcompute.security.bootstrap import open_join
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
@@ -36,8 +39,8 @@ def join_cluster(
 ) -> tuple[Credentials, list[str]]:
     """Join with a token: this node's credentials, saved in `folder`, and the coordinator's control URLs.
 
-    Tries the token's addresses in turn, or only `through`, a door of the coordinator's relay. Raises AuthError
-    when the token is refused, LinkError when nobody answers.
+    Tries the token's addresses side by side, the first with a head start, or only `through`, a door of the
+    coordinator's relay. Raises AuthError when the token is refused, LinkError when nobody answers.
     """
     [credentials], urls = join_together(token, [folder], role, through)
     return credentials, urls
@@ -55,22 +58,33 @@ def join_together(
     first, *others = [(each.node_id, each.certificate_request()) for each in identities]
     companions = [Companion(*other) for other in others]
     application = Application(token.token_id, token.secret, role.value, *first, companions)
-    failures = []
-    for address in [through] if through else token.addresses:
+    failures: dict[str, str] = {}
+    left = [through] if through else list(token.addresses)
+    while left:
         try:
-            return _apply(address, token, identities, application)
+            sock, address = _connect_any(left, failures)
         except LinkError as error:
-            failures.append(f"{address}: {error.message}")
+            failures = failures or {left[0]: error.message}
+            break
+        left.remove(address)
+        try:
+            return _apply(sock, address, token, identities, application)
+        except LinkError as error:
+            failures[address] = error.message
+    told = "; ".join(f"{address}: {reason}" for address, reason in failures.items())
     raise LinkError(
-        f"the cluster {token.cluster} cannot be reached ({'; '.join(failures)})",
+        f"the cluster {token.cluster} cannot be reached ({told})",
         hint="check that the coordinator is running and that its ports are open to this machine",
     )
 
 
 def _apply(
-    address: str, token: JoinToken, identities: Sequence[NodeIdentity], application: Application
+    sock: socket.socket,
+    address: str,
+    token: JoinToken,
+    identities: Sequence[NodeIdentity],
+    application: Application,
 ) -> tuple[list[Credentials], list[str]]:
-    sock, host = _connect(address)
     connection, authority_pem = open_join(sock, token)
     with connection:
         try:
@@ -90,22 +104,31 @@ def _apply(
     ]
     for each in credentials:
         each.save()
-    urls = [_reachable(url, host) for url in admission.control_urls]
-    return credentials, list(dict.fromkeys([address, *urls])) if "://" in address else urls
+    is_door = "://" in address
+    host = urlsplit(address).hostname or "" if is_door else split_join_address(address)[0]
+    # A coordinator that listens everywhere names no host: the one that answered is it.
+    urls = [with_host(url, host) for url in admission.control_urls]
+    return credentials, list(dict.fromkeys([door_url(address), *urls])) if is_door else urls
 
 
-def _connect(address: str) -> tuple[socket.socket, str]:
-    """To where machines join, or to the door of a relay that leads there; and the host that was reached."""
-    if "://" in address:
-        with RelayDoor(address, TIMEOUT_S) as door:
-            return door.enter("join", TIMEOUT_S), urlsplit(address).hostname or ""
+def _connect_any(addresses: Sequence[str], failures: dict[str, str]) -> tuple[socket.socket, str]:
+    """To where machines join, or to the door of a relay that leads there; and which of these it was. LinkError, and in
+    `failures` why, where none answers."""
+    if "://" in addresses[0]:
+        with RelayDoor(addresses[0], TIMEOUT_S) as door:
+            return door.enter("join", TIMEOUT_S), addresses[0]
+    try:
+        sock, place = connect_first([split_join_address(each) for each in addresses], TIMEOUT_S)
+    except ConnectError as error:
+        failures |= {addresses[place]: f"no connection: {reason}" for place, reason in error.reasons.items()}
+        raise LinkError(f"no connection: {error.strerror}") from error
+    return sock, addresses[place]
+
+
+def split_join_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, where an IPv6 address may have brackets. LinkError for anything else."""
     host, _, port = address.rpartition(":")
     try:
-        return socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S), host
-    except OSError as error:
-        raise LinkError(f"no connection: {error.strerror or error}") from error
-
-
-def _reachable(url: str, host: str) -> str:
-    """A coordinator that listens everywhere names no host: the one that answered is it."""
-    return url.replace("//0.0.0.0:", f"//{host}:").replace("//[::]:", f"//{host}:")
+        return host.strip("[]"), int(port)
+    except ValueError as error:
+        raise LinkError(f"{address[:80]!r} is no address to join at", hint="ask for a new token") from error

@@ -18,6 +18,8 @@ import msgspec
 
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.core.sockets.hosts import plain_address
+from shardcompute.core.sockets.listening import listen
 from shardcompute.node.enrolment.admission import (
     TIMEOUT_S,
     Admission,
@@ -61,8 +63,7 @@ class JoinServer:
         self._applicants: dict[threading.Thread, _Applicant] = {}
         self._is_closed = False
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family)
+            self._socket = listen(host, port)
         except OSError as error:
             raise LinkError(
                 f"port {port} on {host} cannot be used for joining: {error.strerror}",
@@ -97,9 +98,9 @@ class JoinServer:
                     self._limited_log.warning("accept", "nobody can join for a moment: %s", error)
                     time.sleep(_WATCH_S)
                 continue
-            self._serve_applicant(sock, peer[0])
+            self.serve_connection(sock, plain_address(peer[0]))
 
-    def _serve_applicant(self, sock: socket.socket, peer: str) -> None:
+    def serve_connection(self, sock: socket.socket, peer: str) -> None:
         """Serve an applicant in a thread. Where there are too many, who has been there longest must go: an honest
         applicant needs a moment only."""
         try:

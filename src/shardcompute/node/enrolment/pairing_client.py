@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import socket
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 
 from shardcompute.core.errors import AuthError, LinkError, UsageError, rebuild_error
+from shardcompute.core.sockets.connecting import connect_first
 from shardcompute.node.enrolment.admission import (
     TIMEOUT_S,
     PairingAnswer,
@@ -24,6 +25,7 @@ from shardcompute.node.enrolment.admission import (
     receive,
     send,
 )
+from shardcompute.node.enrolment.join_client import split_join_address
 from shardcompute.security.bootstrap import open_pairing
 from shardcompute.security.certificates import certificate_der, fingerprint_of, parse_certificate
 from shardcompute.security.pairing.codes import parse_code
@@ -33,18 +35,21 @@ from shardcompute.security.tokens import JoinToken, parse_token
 _HINT = "make a new code on the cluster's page or with: shardcompute pair"
 
 
-def pair(address: str, code: str, machine: str) -> JoinToken:
-    """A join token for this machine from the cluster that lets machines join at `address` (`host:port`), for the code
-    that it shows. AuthError where the code is wrong on either side, LinkError where nobody answers."""
+def pair(address: str, code: str, machine: str, *, others: Sequence[str] = ()) -> JoinToken:
+    """A join token for this machine from the cluster that lets machines join at `address` (`host:port`), or at one of
+    its `others`, for the code that it shows. AuthError where the code is wrong on either side, LinkError where nobody
+    answers."""
     digits = parse_code(code)
-    host, _, port = address.rpartition(":")
+    addresses = (address, *others)
     try:
-        sock = socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S)
-    except (OSError, ValueError, OverflowError) as error:
+        sock, place = connect_first([split_join_address(each) for each in addresses], TIMEOUT_S)
+    except (OSError, LinkError) as error:
+        why = error.message if isinstance(error, LinkError) else error.strerror or error
         raise LinkError(
-            f"no cluster answers at {address}: {getattr(error, 'strerror', None) or error}",
+            f"no cluster answers at {', '.join(addresses)}: {why}",
             hint="check the address, and that the cluster listens to other machines (--host 0.0.0.0)",
         ) from error
+    address = addresses[place]
     connection, authority_pem = open_pairing(sock)
     fingerprint = fingerprint_of(certificate_der(parse_certificate(authority_pem)))
     session = secrets.token_bytes(SESSION_BYTES)

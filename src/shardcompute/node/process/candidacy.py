@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardcompute.core.errors import StoreError, UsageError
+from shardcompute.core.sockets.hosts import bracketed
 from shardcompute.node.cluster import ClusterOptions, create_authority, find_authority
 from shardcompute.node.coordinator.journal import CLUSTER_NOTE
 from shardcompute.node.coordinator.shared import (
@@ -54,7 +55,7 @@ class Candidacy:
             create_authority(options.folder, self.cluster)
         host = options.advertise or options.host
         self.node = NodeIdentity.open(options.folder / "coordinator").node_id
-        own = Candidate(self.node, join_address(host, options.port), f"{host}:{options.join_port}")
+        own = Candidate(self.node, join_address(host, options.port), f"{bracketed(host)}:{options.join_port}")
         register_candidate(store, self._prefix, own)
 
     @contextmanager

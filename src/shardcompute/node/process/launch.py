@@ -19,6 +19,7 @@ from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.state import ClusterState
 from shardcompute.core.errors import UsageError
 from shardcompute.core.phases import phase
+from shardcompute.core.sockets.hosts import NEAR_HOSTS, bracketed
 from shardcompute.node.cluster import Cluster, ClusterOptions, PreparedModel
 from shardcompute.node.enrolment.stored import is_enrolled, join_from, remember
 from shardcompute.node.process.local_workers import LocalWorker, LocalWorkers
@@ -29,13 +30,13 @@ from shardcompute.security.identity import NodeIdentity
 from shardcompute.security.names import Role, check_cluster_name
 from shardcompute.security.tokens import JoinToken, parse_token
 from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.wire import join_address
 
 INVITED_MACHINES = 8
 INVITATION_LIFE_S = 3600.0
 """Of the token that is printed at the start; others are made where more machines are to come, or later."""
 _ENROL_WITHIN_S = 600.0
 _WORKERS_WITHIN_S = 20.0
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def join_port(token: JoinToken) -> int:
 
 def _enrol(cluster: Cluster, folders: list[Path]) -> None:
     """Join the local workers here, with a token of their own that is on no command line and good for nobody else."""
-    host = _ANY_ADDRESS.get(cluster.options.host, cluster.options.host)
+    host = NEAR_HOSTS.get(cluster.options.host, cluster.options.host)
     strangers = [folder for folder in folders if not is_enrolled(folder, cluster.fingerprint)]
     if strangers:
         token = parse_token(
@@ -154,14 +155,14 @@ def _enrol(cluster: Cluster, folders: list[Path]) -> None:
         )
         try:
             for folder in strangers:
-                _join_anew(folder, replace(token, addresses=(f"{host}:{join_port(token)}",)))
+                _join_anew(folder, replace(token, addresses=(f"{bracketed(host)}:{join_port(token)}",)))
         finally:
             cluster.access.revoke_token(token.token_id)
     for folder in folders:
         credentials = Credentials.load(NodeIdentity.load(folder))
         assert credentials is not None
         # The port may be another one than last time.
-        remember(folder, credentials, [f"tcp://{host}:{cluster_port(cluster)}"])
+        remember(folder, credentials, [join_address(host, cluster_port(cluster))])
 
 
 def _join_anew(folder: Path, token: JoinToken) -> None:

@@ -20,7 +20,7 @@ def own_addresses(host: str, port: int, advertised: str = "") -> tuple[str, ...]
     if listened is None or not listened.is_unspecified:
         urls.append(join_address(host, port))
     else:
-        found = [each for each in _interface_addresses() if listened.version == 6 or each.version == 4]
+        found = [each for each in interface_addresses() if listened.version == 6 or each.version == 4]
         urls += [join_address(str(each), port) for each in sorted(found, key=_order)]
     return tuple(dict.fromkeys(urls))[:MOST_ADDRESSES]
 
@@ -30,7 +30,8 @@ def _order(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
     return -address.version, address.is_private
 
 
-def _interface_addresses() -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+def interface_addresses() -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """All that others can dial: no loopback, and none that one line alone knows."""
     import psutil
 
     found = []

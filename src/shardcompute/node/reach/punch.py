@@ -30,9 +30,9 @@ _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLO
 class PunchPort:
     """A port of this machine and how a relay sees it. Closing it lets the router forget."""
 
-    def __init__(self, relay_url: str, timeout_s: float) -> None:
-        """Raises `LinkError` where the relay cannot be asked."""
-        host = "::" if ":" in split_address(relay_url)[0] else "0.0.0.0"
+    def __init__(self, relay_url: str, timeout_s: float, *, is_ipv6: bool = False) -> None:
+        """`is_ipv6`: go there over that. Raises `LinkError` where the relay cannot be asked."""
+        host = "::" if is_ipv6 else "0.0.0.0"
         self._door = RelayDoor(relay_url, timeout_s, source=(host, 0))
         self._family = socket.AF_INET6 if host == "::" else socket.AF_INET
         self._source = (host, self._door.local[1])

@@ -60,9 +60,9 @@ class LinkMaker(Protocol):
     def open_over(self, sock: socket.socket, rung: str, role: str, node: str) -> SocketLink:
         """The dialling side of a link over a connection that was made in another way; closes it if that fails."""
 
-    def answer_over(self, sock: socket.socket, rung: str, node: str, meeting: bytes) -> None:
-        """The answering side, which is then served like any link that was dialled to us; with a `meeting`, it may move
-        to a better way later."""
+    def answer_over(self, sock: socket.socket, rung: str, node: str | None, meeting: bytes) -> None:
+        """The answering side, which is then served like any link that was dialled to us, by `node` if that is known;
+        with a `meeting`, it may move to a better way later."""
 
     def serve_callback(self, url: str, callback_role: str, role: str, node: str) -> None:
         """Dial the node that wants us, and serve that link as if it had dialled us in this role."""

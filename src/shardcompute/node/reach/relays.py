@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardcompute.core.errors import LinkError
 from shardcompute.node.reach.offers import MOST_RELAYS, RelayDistance, Relays
@@ -16,6 +18,7 @@ from shardcompute.relay.client import RelayDoor, RelayPass
 log = logging.getLogger(__name__)
 _MEASURE_S = 5.0
 _MOST_TRIED = 3
+_NEXT_DOOR_S = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +28,15 @@ class KnownRelay:
     name: str
     url: str
     took_s: float
+    is_ipv6: bool = False
+    """Whether it was reached over that."""
 
     @property
     def is_plain(self) -> bool:
         return self.url.startswith("tcp://")
+
+
+_Answers = queue.SimpleQueue[tuple[str, KnownRelay | None]]
 
 
 class RelayBook:
@@ -59,7 +67,7 @@ class RelayBook:
         for relay in self._all():
             if relay.is_plain:
                 try:
-                    return PunchPort(relay.url, timeout_s)
+                    return PunchPort(relay.url, timeout_s, is_ipv6=relay.is_ipv6)
                 except LinkError as error:
                     log.info("no port to punch with: %s", error.message)
                 return None
@@ -92,23 +100,66 @@ class RelayBook:
             return self._known
 
     def _measure(self) -> None:
+        """Each as soon as it has answered; those that were known stay so until they have not."""
         with self._measuring:
             with self._lock:
-                told = self._told
-            found = [each for each in map(_measured, told[:MOST_RELAYS]) if each is not None]
-            with self._lock:
-                self._known = tuple(sorted(found, key=lambda each: each.took_s))
+                told = {doors[0]: doors for doors in self._told[:MOST_RELAYS] if doors}
+                known = {each.name: each for each in self._known if each.name in told}
+            answers: _Answers = queue.SimpleQueue()
+            for name, doors in told.items():
+                in_background(f"relay {name}", partial(_tell, answers, name, doors))
+            for _ in told:
+                name, found = answers.get()
+                known.pop(name, None)
+                if found is not None:
+                    known[name] = found
+                with self._lock:
+                    self._known = tuple(sorted(known.values(), key=lambda each: each.took_s))
+                if found is not None:
+                    self.is_measured.set()
         self.is_measured.set()
 
 
+def _tell(answers: _Answers, name: str, doors: Sequence[str]) -> None:
+    found = None
+    try:
+        found = _measured(doors)
+    finally:
+        answers.put((name, found))
+
+
 def _measured(doors: Sequence[str]) -> KnownRelay | None:
-    for url in doors:
-        try:
-            with RelayDoor(url, _MEASURE_S) as door:
-                return KnownRelay(doors[0], url, door.took_s)
-        except LinkError as error:
-            log.info("a relay cannot be reached: %s", error.message)
+    """By the first door that opens. One that says nothing is not waited for long before the next is tried, too."""
+    opened: queue.SimpleQueue[KnownRelay | None] = queue.SimpleQueue()
+    is_open = threading.Event()
+    for number, url in enumerate(doors):
+        in_background(
+            f"door {url}", partial(_try_door, doors[0], url, number * _NEXT_DOOR_S, is_open, opened)
+        )
+    for _ in doors:
+        found = opened.get()
+        if found is not None:
+            return found
     return None
+
+
+def _try_door(
+    name: str,
+    url: str,
+    after_s: float,
+    is_open: threading.Event,
+    opened: queue.SimpleQueue[KnownRelay | None],
+) -> None:
+    found: KnownRelay | None = None
+    try:
+        if not is_open.wait(after_s):
+            with RelayDoor(url, _MEASURE_S) as door:
+                is_open.set()
+                found = KnownRelay(name, url, door.took_s, ":" in door.local[0])
+    except LinkError as error:
+        log.info("a relay cannot be reached: %s", error.message)
+    finally:
+        opened.put(found)
 
 
 def in_background(name: str, task: Callable[[], None]) -> None:

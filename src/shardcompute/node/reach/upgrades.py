@@ -39,7 +39,8 @@ class _Due:
 
 
 class Upgrades:
-    """Both ends register a link; the one that dialled it tries. Methods may be called from any thread."""
+    """Both ends register a link; the one that dialled it tries, and says on the better way that it is the one: of
+    several that came about at once, both must take the same. Methods may be called from any thread."""
 
     def __init__(self, redial: Redial) -> None:
         self._redial = redial

@@ -17,7 +17,7 @@ _MOST_ROWS = 1 << 14
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A node, and where it is reached."""
+    """A node, and where it is reached; without a name, whichever worker is there."""
 
     node: str
     url: str

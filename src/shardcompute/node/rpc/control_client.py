@@ -8,11 +8,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from urllib.parse import urlsplit
 
 from shardcompute.control.events import Event, NodeDrained, NodeJoined, NodeLeft, encode_event
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
+from shardcompute.core.sockets.hosts import with_host
+from shardcompute.node.reach.race import Race
+from shardcompute.node.reach.reach import HEAD_START_S
 from shardcompute.node.rpc.commands import Leave, MeetNode, NodeCommand, decode_command
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.renewal import CertificateRenewal
@@ -175,7 +179,7 @@ class ControlClient:
     def _learn_relays(self, message: RelayAccess) -> None:
         """A coordinator that listens everywhere names no host for its relay: the one that we dialled is it."""
         host = self._coordinator_host
-        relays = [[url.replace("//0.0.0.0:", f"//{host}:") for url in doors] for doors in message.relays]
+        relays = [[with_host(url, host) for url in doors] for doors in message.relays]
         if self._endpoint.reach is not None:
             identity = self._endpoint.credentials.identity
             self._endpoint.reach.learn(RelayPass(identity, message.ticket), relays)
@@ -202,14 +206,12 @@ class ControlClient:
         attempt = place = 0
         while not (self._closing.is_set() or self._is_leaving):
             try:
-                self._url = self._urls[place % len(self._urls)]
+                link, place = self._dial_any(place)
                 self._coordinator_host = urlsplit(self._url).hostname or ""
-                timeout_s = _DIAL_S if len(self._urls) > 1 else None
-                self._whereabouts.settle(self._url)
-                self._serve(
-                    self._endpoint.dial(self._url, "control", needs=Role.COORDINATOR, timeout_s=timeout_s)
-                )
+                self._serve(link)
+                # What there is may have been told anew.
                 attempt = 0
+                place = self._urls.index(self._url) if self._url in self._urls else 0
             except AuthError as error:
                 self._refusal = error.message
                 return
@@ -223,6 +225,33 @@ class ControlClient:
             # Among several one may lead already: all of them are tried, often.
             longest = len(_BACKOFF_S) - 1 if len(self._urls) == 1 else 1
             self._closing.wait(_BACKOFF_S[min(attempt, longest)])
+
+    def _dial_any(self, place: int) -> tuple[Link, int]:
+        """A link with a coordinator, from this place of the list on, and the place at which it answered. Those that
+        follow are dialled a moment later, side by side: an address may lead nowhere and say nothing."""
+        urls = list(self._urls)
+        order = [(place + number) % len(urls) for number in range(len(urls))]
+        self._url = urls[order[0]]
+        self._whereabouts.settle(self._url)
+        if len(urls) == 1:
+            return self._endpoint.dial(self._url, "control", needs=Role.COORDINATOR), 0
+        race = Race("the coordinator", _DIAL_S + len(urls) * HEAD_START_S, lambda link: link.close())
+        answered: list[tuple[Link, int]] = []
+
+        def dial(at: int) -> Link:
+            link = self._endpoint.dial(urls[at], "control", needs=Role.COORDINATOR, timeout_s=_DIAL_S)
+            answered.append((link, at))
+            return link
+
+        for number, at in enumerate(order):
+            race.start(urls[at], partial(dial, at), after_s=number * HEAD_START_S)
+        link = race.finish()
+        won = next(at for each, at in answered if each is link)
+        if urls[won] != self._url and self._whereabouts.settle(urls[won]):
+            link.close()
+            link = dial(won)
+        self._url = urls[won]
+        return link, won
 
     def _look_elsewhere(self, attempt: int) -> None:
         """Ask now and then where the coordinator may be. Only its certificate proves that it is there."""

@@ -20,11 +20,13 @@ from urllib.parse import urlsplit
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
 from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.core.sockets.hosts import NEAR_HOSTS
 from shardcompute.node.reach.own_addresses import own_addresses
 from shardcompute.node.reach.reach import Reach
 from shardcompute.node.reach.rungs import CALLBACK, RELAYED
 from shardcompute.node.rpc.commands import Peer
 from shardcompute.relay.client import RelayDoor
+from shardcompute.relay.tunnel import DOORS
 from shardcompute.security.certificates import check_peer, read_peer
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role
@@ -49,8 +51,7 @@ OnLink = Callable[[Link], None]
 # Fills long, lossy paths that others give up on; where the system lacks it, its own choice stays.
 _CONGESTION = "bbr"
 _LOOK_S = 60.0
-_DOORS = ("ws://", "wss://")
-NEAR_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_UNNAMED_S = 4.0
 
 
 class Endpoint:
@@ -159,8 +160,8 @@ class Endpoint:
         options = LinkOptions(tls=self.credentials.client_context(), congestion=_CONGESTION, node=node or "")
         if timeout_s is not None:
             options = replace(options, handshake_timeout_s=timeout_s)
-        if url.startswith(_DOORS):
-            # The coordinator's own listener, behind the door of the relay beside it.
+        if url.startswith(DOORS):
+            # The coordinator's own listener, behind the door of a relay beside it or one at which it waits.
             with RelayDoor(url, options.handshake_timeout_s) as door:
                 sock = door.enter("links", options.handshake_timeout_s)
             entered = open_link(sock, url, url, self._hello(role), options)
@@ -210,16 +211,16 @@ class Endpoint:
         self._check(link, node)
         return link
 
-    def answer_over(self, sock: socket.socket, rung: str, node: str, meeting: bytes) -> None:
-        options = LinkOptions(tls=self._tls, congestion=_CONGESTION)
+    def answer_over(self, sock: socket.socket, rung: str, node: str | None, meeting: bytes) -> None:
+        who, options = node or "a member", LinkOptions(tls=self._tls, congestion=_CONGESTION)
         with contextlib.ExitStack() as undo:
             undo.callback(lambda: sock.close())
             tune_socket(sock, _CONGESTION)
             try:
                 sock = wrap_answering(sock, options)
             except (OSError, ValueError) as error:
-                raise LinkError(f"TLS with {node} failed: {error}") from error
-            link = answer_link(sock, f"{node} ({rung})", self._hello(""), options, self._judge)
+                raise LinkError(f"TLS with {who} failed: {error}") from error
+            link = answer_link(sock, f"{who} ({rung})", self._hello(""), options, self._judge)
             link.rung = rung
             undo.pop_all()
         self._check(link, node)
@@ -237,7 +238,11 @@ class Endpoint:
 
     def dialler(self, role: str) -> Callable[[Peer], Link]:
         """Dials peers in this role; LinkError where another node answers."""
-        return lambda peer: self.dial(peer.url, role, peer.node)
+        return lambda peer: (
+            self.dial(peer.url, role, peer.node)
+            if peer.node
+            else self.dial(peer.url, role, needs=Role.WORKER, timeout_s=_UNNAMED_S)
+        )
 
     def heed(self, revocations: Revocations) -> None:
         """Refuse these nodes from now on and end every open link to and from them."""

@@ -44,18 +44,21 @@ class Whereabouts:
         self._address = ""
         self._looked_s = clock()
 
-    def settle(self, url: str) -> None:
-        """Before the coordinator is dialled: be where it will see us."""
+    def settle(self, url: str) -> bool:
+        """Before the coordinator is dialled: be where it will see us. True where we were elsewhere: all links that were
+        open have ended."""
         address = self._address_towards(url)
-        if address and self._address and address != self._address:
+        has_moved = bool(address and self._address and address != self._address)
+        if has_moved:
             log.info("this machine's address is %s now, and was %s", address, self._address)
             try:
                 self._endpoint.move(address)
             except LinkError as error:
                 log.warning("this node cannot be reached at its new address: %s", error)
-                return
+                return False
         self._address = address or self._address
         self._looked_s = self._clock()
+        return has_moved
 
     def look(self, url: str) -> str:
         """Why the coordinator is to be dialled anew; "" where all is as it was."""

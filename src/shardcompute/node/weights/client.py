@@ -122,11 +122,13 @@ class RemoteTensors(Closing):
         rate: RateLimit | None = None,
         original: Original | None = None,
         progress: OnProgress | None = None,
+        more: Callable[[], Sequence[Supplier]] = lambda: (),
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """What the `original` has is read from there, and neither fetched nor kept. A model that has a source is read
-        from these `hubs`, and from its origin only where they fail; all together no faster than `rate`."""
+        from these `hubs`, and from its origin only where they fail; all together no faster than `rate`. `more` is asked
+        once, when nobody of these has what is needed."""
         if not any(source.is_origin for source in sources):
             raise UsageError(
                 "weights need an origin to be checked against", hint="name the coordinator as one"
@@ -139,9 +141,11 @@ class RemoteTensors(Closing):
         self._cache: CachedShard | None = None
         self._is_caching = cache is not None
         self._original = original
-        self._lines: list[PieceSource] = [
-            SourceLine(each, card.fingerprint, retry_delays_s, rate) for each in sources
-        ]
+        self._more: Callable[[], Sequence[Supplier]] | None = more
+        self._line_to: Callable[[Supplier], PieceSource] = lambda source: SourceLine(
+            source, card.fingerprint, retry_delays_s, rate
+        )
+        self._lines: list[PieceSource] = [self._line_to(each) for each in sources]
         self._order: Mapping[str, tuple[int, int]] = {}
         if card.source is not None:
             from shardcompute.node.weights.hub_line import HubLine, file_order
@@ -243,6 +247,25 @@ class RemoteTensors(Closing):
 
     def _fetch(self, stores: Sequence[Store]) -> None:
         """Fill the stores. Those on disk stay as they are, without complaint, when it is full."""
+        counted = self._done_bytes
+        try:
+            self._fetch_from_known(stores)
+        except SourceError as error:
+            if not self._ask_for_more():
+                raise
+            log.info("%s; others are asked that are said to hold it", error.message)
+            self._done_bytes = counted
+            self._fetch_from_known(stores)
+
+    def _ask_for_more(self) -> bool:
+        """Whether there are others to ask, which nobody has told of before."""
+        more, self._more = self._more, None
+        known = {line.name for line in self._lines}
+        found = [each for each in (more() if more is not None else ()) if each.name not in known]
+        self._lines += [self._line_to(each) for each in found]
+        return bool(found)
+
+    def _fetch_from_known(self, stores: Sequence[Store]) -> None:
         incoming: dict[str, list[Incoming]] = {}
         missing: list[tuple[Incoming, list[Span]]] = []
         for store in stores:

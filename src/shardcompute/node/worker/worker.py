@@ -119,6 +119,8 @@ class WorkerOptions:
     """Whether it listens where its coordinator sees it, also when that changes; else where it was told to."""
     find_again: FindAgain = lambda: ()
     """Where else its coordinator may be."""
+    find_holders: FindAgain = lambda: ()
+    """Where nodes may be that hold weights."""
     max_upload: int | None = None
     """Bytes of weights a second that others may have from it; None: as many as they take."""
     measure_spare: Callable[[ComputeDevice], int | None] = spare_bytes
@@ -292,6 +294,7 @@ class Worker:
                 reads_originals=options.reads_originals,
                 sources=options.sources,
                 recovery=options.recovery,
+                find_holders=options.find_holders,
             ),
         )
         self._recovery = OfferRecovery(

@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import socket
 import ssl
 from urllib.parse import urlsplit
 
 from cryptography import x509
 
 from shardcompute.core.errors import AuthError, SourceError, UsageError
+from shardcompute.core.sockets.connecting import connect
 from shardcompute.security.certificates import certificate_pem
 from shardcompute.security.https.sources import PIN_PREFIX, pin_of
 
@@ -78,7 +78,7 @@ def _shown_by(host: str, port: int) -> x509.Certificate:
     context.verify_mode = ssl.CERT_NONE
     try:
         with (
-            socket.create_connection((host, port), _TIMEOUT_S) as connection,
+            connect(host, port, _TIMEOUT_S) as connection,
             context.wrap_socket(connection, server_hostname=host) as wrapped,
         ):
             der = wrapped.getpeercert(binary_form=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from shardcompute.cli.serve import join as joining
 from shardcompute.cli.serve.foreground import is_announced
-from shardcompute.core.errors import AuthError, LinkError
+from shardcompute.core.errors import AuthError
 from shardcompute.node.discovery import nearby
 from shardcompute.node.discovery.nearby import NearbyCluster
 from shardcompute.node.enrolment import pairing_client
@@ -21,13 +21,11 @@ LAB = NearbyCluster("lab", "cd" * 16, ("10.0.0.3",), 9000, 7420)
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Where codes were tried. Nobody answers at 10.0.0.1; elsewhere they are wrong."""
+    """Where codes were tried; they are wrong."""
     seen: list[tuple[str, str]] = []
 
-    def pair(address: str, code: str, machine: str) -> None:
-        seen.append((address, code))
-        if address.startswith("10.0.0.1:"):
-            raise LinkError("nobody is there")
+    def pair(address: str, code: str, machine: str, *, others: Sequence[str] = ()) -> None:
+        seen.extend((each, code) for each in (address, *others))
         raise AuthError("the code is wrong")
 
     monkeypatch.setattr(pairing_client, "pair", pair)

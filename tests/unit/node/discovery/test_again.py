@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcompute.core.errors import BackendError, LinkError
-from shardcompute.node.discovery.again import LEAST_PAUSE_S, CoordinatorFinder
+from shardcompute.node.discovery.again import LEAST_PAUSE_S, PacedSearch
 
 
 def test_all_ways_are_asked_and_failures_pass() -> None:
@@ -15,7 +15,7 @@ def test_all_ways_are_asked_and_failures_pass() -> None:
     def missing() -> Sequence[str]:
         raise BackendError("zeroconf is not installed")
 
-    finder = CoordinatorFinder([failing, lambda: ["tcp://a:1", "tcp://b:1"], missing, lambda: ["tcp://a:1"]])
+    finder = PacedSearch([failing, lambda: ["tcp://a:1", "tcp://b:1"], missing, lambda: ["tcp://a:1"]])
     assert finder() == ["tcp://a:1", "tcp://b:1"]
 
 
@@ -26,7 +26,7 @@ def test_nobody_is_asked_too_often() -> None:
         asked.append(now_s[0])
         return ["tcp://a:1"]
 
-    finder = CoordinatorFinder([search], lambda: now_s[0])
+    finder = PacedSearch([search], lambda: now_s[0])
     for at_s in (0.0, 1.0, LEAST_PAUSE_S - 1, LEAST_PAUSE_S, LEAST_PAUSE_S + 1):
         now_s[0] = at_s
         finder()

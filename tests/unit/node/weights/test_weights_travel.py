@@ -614,6 +614,51 @@ def test_bytes_that_are_wrong_at_the_origin_are_an_error(
         _assert_all_right(tensors, native, Stage(1, 2, 3))
 
 
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+def test_holders_that_the_hash_table_names_are_asked_when_nobody_else_has_it(
+    native: ServedWeights, start: Start, tmp_path: Path, lies: bool
+) -> None:
+    """The origin knows hashes and cannot read its file any more, and the peer that it named is gone."""
+    spoiled = {"is": False}
+
+    def unreadable(name: str, offset: int, content: memoryview) -> memoryview:
+        if spoiled["is"]:
+            raise SourceError("the disk is gone")
+        return content
+
+    def lying(name: str, offset: int, content: memoryview) -> memoryview:
+        return memoryview(bytes(len(content))) if lies else content
+
+    origin = start({"m": ServedWeights(native.card, Odd(native.tensors, unreadable))})
+    with RemoteTensors(native.card, [origin.supplier()]) as tensors:
+        for name in native.card.entries:
+            tensors.read_bytes(name, 0, native.card.entries[name].size_bytes)
+    spoiled["is"] = True
+    peer = start({}, "peer", is_dead_after=0)
+    holder = start({"m": ServedWeights(native.card, Odd(native.tensors, lying))}, "holder")
+    asked: list[int] = []
+
+    def more() -> list[Supplier]:
+        asked.append(1)
+        return [holder.supplier(is_origin=False)]
+
+    with RemoteTensors(
+        native.card,
+        [peer.supplier(is_origin=False), origin.supplier()],
+        ShardCache(tmp_path),
+        more=more,
+        retry_delays_s=(0.0,),
+    ) as tensors:
+        stage = Stage(0, 1, native.card.spec.layer_count)
+        if lies:
+            with pytest.raises((SourceError, CorruptModelError)):
+                tensors.prefetch(stage)
+        else:
+            tensors.prefetch(stage)
+            assert holder.received_bytes > 0
+    assert asked == [1]
+
+
 def test_an_origin_is_required(native: ServedWeights) -> None:
     with pytest.raises(UsageError, match="origin"):
         RemoteTensors(native.card, [Supplier("peer", lambda: pytest.fail("dialled"))])

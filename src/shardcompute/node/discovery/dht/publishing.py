@@ -12,10 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import AuthError, ShardComputeError
+from shardcompute.core.sockets.listening import any_host
 from shardcompute.node.discovery.again import Search
 from shardcompute.node.discovery.dht.node import Address
 from shardcompute.node.discovery.dht.records import SignedRecord, Whereabout, fitted, record_key
 from shardcompute.node.discovery.dht.udp import DhtSocket, parse_bootstrap
+from shardcompute.relay.tunnel import door_url
 
 log = logging.getLogger(__name__)
 PUBLISH_EVERY_S = 1800.0
@@ -69,20 +71,33 @@ class Publisher(Closing):
             self._closing.wait(CHANGED_S)
 
 
-def search_table(authority_pem: str, bootstrap: Sequence[str], port: int = 0) -> Search:
-    """Where the coordinator of the cluster with this authority is, as the hash table's nodes have kept it."""
-    public = authority_key(authority_pem)
+def search_table(authority_pem: str, bootstrap: Sequence[str]) -> Search:
+    """Where the coordinator of the cluster with this authority is, as the hash table's nodes have kept it: its own
+    addresses, and the relays that lead to it."""
 
     def search() -> list[str]:
-        addresses: list[Address] = parse_bootstrap(bootstrap)
-        if not addresses:
-            return []
-        with DhtSocket("0.0.0.0", port) as table:
-            table.node.bootstrap(addresses)
-            record = table.node.lookup(record_key(public))
-        return [] if record is None else list(record.read().coordinators)
+        found = look_up(authority_pem, bootstrap)
+        return [*found.coordinators, *map(door_url, found.relays)]
 
     return search
+
+
+def search_holders(authority_pem: str, bootstrap: Sequence[str]) -> Search:
+    """Nodes of the cluster that hold weights, as the hash table's nodes have kept it. Only a certificate proves that
+    one is there, and only hashes that its weights are right."""
+    return lambda: list(look_up(authority_pem, bootstrap).holders)
+
+
+def look_up(authority_pem: str, bootstrap: Sequence[str]) -> Whereabout:
+    """What the cluster with this authority says last of where it is; nothing where no record of it is found."""
+    public = authority_key(authority_pem)
+    addresses: list[Address] = parse_bootstrap(bootstrap)
+    if not addresses:
+        return Whereabout()
+    with DhtSocket(any_host(), 0) as table:
+        table.node.bootstrap(addresses)
+        record = table.node.lookup(record_key(public))
+    return Whereabout() if record is None else record.read()
 
 
 def authority_key(authority_pem: str) -> bytes:

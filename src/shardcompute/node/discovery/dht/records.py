@@ -23,6 +23,8 @@ MOST_LIFE_S = 86_400.0
 MOST_URLS = 8
 _MOST_URL_CHARACTERS = 100
 _SKEW_S = 300.0
+_LINKS = ("tcp://",)
+_DOORS = ("tcp://", "ws://", "wss://")
 _CONTEXT = b"shardcompute dht record v1\x00"
 """The authority's key also signs certificates: neither begins with these bytes."""
 
@@ -71,7 +73,9 @@ class SignedRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
             said = msgspec.msgpack.decode(self.content, type=Whereabout)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return Whereabout()
-        return Whereabout(*(_urls(part) for part in (said.coordinators, said.relays, said.holders)))
+        return Whereabout(
+            _urls(said.coordinators, _LINKS), _urls(said.relays, _DOORS), _urls(said.holders, _LINKS)
+        )
 
 
 def record_key(public_key: bytes) -> bytes:
@@ -117,6 +121,6 @@ def _signed_part(record: SignedRecord) -> bytes:
     return _CONTEXT + msgspec.msgpack.encode((record.sequence, record.expires_at_s, record.content))
 
 
-def _urls(given: Sequence[str]) -> tuple[str, ...]:
+def _urls(given: Sequence[str], schemes: tuple[str, ...]) -> tuple[str, ...]:
     fine = [url for url in given if len(url) <= _MOST_URL_CHARACTERS and url.isascii() and url.isprintable()]
-    return tuple(dict.fromkeys(url for url in fine if url.startswith("tcp://")))[:MOST_URLS]
+    return tuple(dict.fromkeys(url for url in fine if url.startswith(schemes)))[:MOST_URLS]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkError
+from shardcompute.core.sockets.hosts import plain_address
 from shardcompute.node.discovery.dht.messages import (
     MOST_DATAGRAM_BYTES,
     Body,
@@ -58,9 +59,12 @@ class DhtSocket(Closing):
     """A node of the hash table on a UDP port. LinkError where the port cannot be had."""
 
     def __init__(self, host: str, port: int, *, answer_s: float = ANSWER_S, most_per_host: int = 2) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._is_ipv6 = ":" in host
+        family = socket.AF_INET6 if self._is_ipv6 else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         try:
+            if self._is_ipv6:
+                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
@@ -89,7 +93,7 @@ class DhtSocket(Closing):
         with self._lock:
             self._waiting[number] = (address, answers)
         try:
-            self._socket.sendto(encode(number, self.node.node_id, body), address)
+            self._send(encode(number, self.node.node_id, body), address)
             return answers.get(timeout=self._answer_s)
         except (OSError, queue.Empty):
             return None
@@ -117,7 +121,7 @@ class DhtSocket(Closing):
                 time.sleep(0.01)  # a host that refused the last datagram is told of here
                 continue
             try:
-                self._take(content, (str(sender[0]), int(sender[1])))
+                self._take(content, (plain_address(str(sender[0])), int(sender[1])))
             except Exception:
                 log.exception("a datagram from %s could not be read", sender[0])
 
@@ -135,7 +139,12 @@ class DhtSocket(Closing):
             reply = self.node.answer(content, sender)
             if reply is not None:
                 with contextlib.suppress(OSError):
-                    self._socket.sendto(reply, sender)
+                    self._send(reply, sender)
+
+    def _send(self, content: bytes, address: Address) -> None:
+        host, port = address
+        # To a socket of both kinds an address of IPv4 has a name of IPv6.
+        self._socket.sendto(content, (f"::ffff:{host}" if self._is_ipv6 and ":" not in host else host, port))
 
 
 def parse_bootstrap(texts: Sequence[str]) -> list[Address]:
