@@ -346,8 +346,8 @@ def render(collect: Callable[[], list[Case]] = collect_cases) -> str:
         "([how](transformers.md)).",
         "## Pictures",
         table(head, picture_rows(evidence)),
-        "Where a tower is refused, the model takes text alone. `torch` takes pictures on CPUs and Apple GPUs, and "
-        "refuses them on CUDA; GGUF has towers in files of their own, which are refused.",
+        "Where a tower is refused, the model takes text alone. `torch` takes pictures on CPUs, CUDA and Apple GPUs; "
+        "GGUF has towers in files of their own, which are refused.",
         "## Formats",
         "F32, F16 and BF16 are what families are proven in: float32 holds them all, GPUs convert into 16-bit numbers.",
         table(

@@ -323,7 +323,7 @@ class ComputedStep:
 def refuse_pictures(what: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{what} takes no pictures",
-        hint="serve Gemma 3, Qwen2-VL or Qwen2.5-VL from safetensors, with --backend onnx, torch or mlx, not on CUDA",
+        hint="serve Gemma 3, Qwen2-VL or Qwen2.5-VL from safetensors, with --backend onnx, torch or mlx",
     )
 
 

@@ -30,7 +30,7 @@ ADAPTING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu")
 """Those that add what adapters add (`backends.host.low_rank`)."""
 RANK_BACKENDS = ("onnx", "torch", "mlx", "numpy")
 """Those that can be a tensor rank: llama.cpp and `transformers` compute layers whole."""
-SEEING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/mps", "mlx/gpu", "mlx/cpu")
+SEEING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/cuda", "torch/mps", "mlx/gpu", "mlx/cpu")
 """Those that take pictures: they hold a model's tower with its embedding."""
 _PATCH_BUFFERS = 10
 _PATCH_SCORE_BYTES = 32 * (1 << 20)
@@ -226,11 +226,13 @@ def scratch_bytes(holder: str, shape: StepShape, layer_bytes: int) -> int:
     return _EXECUTOR_BYTES + tables + max(step, _LAYER_LOADING * layer_bytes // 10)
 
 
-def tower_scratch_bytes(patches: int, hidden: int, intermediate: int, heads: int) -> int:
+def tower_scratch_bytes(holder: str, patches: int, hidden: int, intermediate: int, heads: int) -> int:
     """What a tower needs besides its weights while it encodes a picture of so many patches, with the rows of others
     that are kept."""
     rows = 4 * patches * _PATCH_BUFFERS * hidden
-    inner = 4 * _PROMPT_GROUP_ROWS * 3 * intermediate
+    # ONNX Runtime walks a layer's widest rows in groups; others compute all of them at once.
+    at_once = _PROMPT_GROUP_ROWS if holder == "onnx/cpu" else patches
+    inner = 4 * at_once * 3 * intermediate
     return rows + inner + 2 * max(_PATCH_SCORE_BYTES, 4 * heads * patches) + ENCODED_BYTES
 
 

@@ -261,7 +261,7 @@ def _tower_bytes(holder: str, spec: ModelSpec, tower: Mapping[_Part, int]) -> in
         return 0
     most = vision.positions or -(-vision.size.most_pixels // vision.patch**2)
     weights = sum(count * _part_bytes(holder, part) for part, count in tower.items())
-    return weights + tower_scratch_bytes(most, vision.hidden, vision.intermediate, vision.heads)
+    return weights + tower_scratch_bytes(holder, most, vision.hidden, vision.intermediate, vision.heads)
 
 
 def _held_by_fallback(holder: str, spec: ModelSpec, shape: StepShape, layout: Layout) -> HeldSizes:

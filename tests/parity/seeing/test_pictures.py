@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from shardcompute.backends.executor import EncodingExecutor, Executor, ExecutorOptions
@@ -50,7 +51,15 @@ BACKENDS = (
         ),
     ),
     "torch",
+    pytest.param(
+        "torch/cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
 )
+"""With the device, where it is none of a CPU."""
 SIZES = ((75, 133), (121, 40))
 OPTIONS = ExecutorOptions(kv_bytes=1 << 24, max_rows=128, context_length=192)
 Ids = NDArray[np.int64]
@@ -102,6 +111,9 @@ class Chain:
 
 @contextmanager
 def chain(path: Path, backend: str, stages: int = 1, options: ExecutorOptions = OPTIONS) -> Iterator[Chain]:
+    backend, _, device = backend.partition("/")
+    if device:
+        options = replace(options, device=device, dtype=options.dtype.replace("auto", "float32"))
     with ExitStack() as stack:
         files = resolve(parse_reference(str(path)), Settings(data_dir=path.parent))
         with open_checkpoint(files) as checkpoint:
@@ -243,6 +255,36 @@ def test_a_thread_of_its_own_encodes_pictures_beside_steps(
         whole = model.step([Segment(1, 0, len(ids), len(ids))], ids)
     np.testing.assert_array_equal(beside, alone)
     np.testing.assert_allclose(whole, _expected(reference("qwen2_5_vl"), model.spec, ids, 2), atol=2e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", SEEING_PICTURES)
+def test_rows_on_cuda_have_the_same_bits_in_any_pieces(name: str, folder: Callable[[str], Path]) -> None:
+    """In graphs or not, long segments and short ones, with text of others beside them, and a picture in two pages."""
+    text = np.random.default_rng(5).integers(3, ROW_ID, 160)
+    found = []
+    for use_graphs, most in ((False, 120), (True, 120), (True, 9)):
+        options = replace(OPTIONS, dtype="bfloat16", use_graphs=use_graphs)
+        with chain(folder(name), "torch/cuda", 2, options) as model:
+            prepared = _prepare(model.spec, 2)
+            ids = np.concatenate([text[:45], _prompt(prepared)])
+            pictures = _pictures(model.spec, ids, prepared)
+            model.open(3, pictures)
+            assert model.spec.vision is not None
+            spans = [each.span for each in pictures] if model.spec.vision.is_bidirectional else []
+            rows, start = [], 0
+            for number in range(len(ids)):
+                if start == len(ids):
+                    break
+                stop = step_stop(spans, start, min(len(ids), start + most))
+                segments = [Segment(4, number, 1, 1), Segment(3, start, stop - start, stop - start)]
+                step = np.concatenate([text[number : number + 1], ids[start:stop]])
+                rows.append(model.step(segments, step)[1:])
+                start = stop
+            found.append(np.concatenate(rows))
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

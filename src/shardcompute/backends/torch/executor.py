@@ -7,6 +7,7 @@ session may begin with a token that the host has not seen yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -89,17 +90,23 @@ class TorchExecutor(KvSessions[PagedKv]):
 
     def _open_pictures(self, network: Network, context_length: int) -> SessionPictures:
         encode: Encode | None = None
-        # Our kernels for CUDA turn rows by their positions alone.
-        pictures = None if self._device.type == "cuda" else network.pictures
-        if pictures is not None and network.is_first:
-            # Primitives of its own: pictures are encoded while steps are computed.
-            tower = EagerTower(pictures, TorchOps(self._kv, context_length, self._device, self._dtype))
+        if network.pictures is not None and network.is_first:
+            # Primitives of its own, and a stream: pictures are encoded while steps are computed.
+            tower = EagerTower(
+                network.pictures, TorchOps(self._kv, context_length, self._device, self._dtype)
+            )
+            stream: Any = nullcontext()
+            if self._device.type == "cuda":
+                stream = torch.cuda.stream(torch.cuda.Stream(self._device))
+                torch.cuda.synchronize(self._device)
 
             def encode(span: PictureSpan, patches: bytes) -> Float32:
-                with torch.inference_mode():
+                with torch.inference_mode(), stream:
                     return tower.encode(span, patches)
 
-        return SessionPictures(pictures, encode, max_rows=self._max_rows, context_length=context_length)
+        return SessionPictures(
+            network.pictures, encode, max_rows=self._max_rows, context_length=context_length
+        )
 
     @property
     def is_asynchronous(self) -> bool:
@@ -226,7 +233,10 @@ class TorchExecutor(KvSessions[PagedKv]):
             if plan.turns is not None:
                 placed = self._pictures.rows(plan.segments)
                 self._rows = [(place, self._ops.upload(rows)) for place, rows in placed]
-            computed = None if self._graphs is None else self._graphs.run(plan, inputs, slots)
+            computed = None
+            # Graphs know no rows of pictures.
+            if self._graphs is not None and plan.ends is None and not self._rows:
+                computed = self._graphs.run(plan, inputs, slots)
             if computed is None:
                 self._ops.begin(plan)
                 computed = self._last.note(self._forward(upload(inputs, self._device), None), slots)

@@ -82,11 +82,17 @@ class FusedOps(TorchOps):
         self.place(
             Places(
                 positions=self._upload(plan.positions),
+                turns=self._upload(
+                    np.broadcast_to(plan.positions, (3, plan.rows)).copy()
+                    if plan.turns is None
+                    else plan.turns
+                ),
                 owners=self._upload(plan.owners),
                 tables=self._upload(plan.tables),
                 logit_rows=self._upload(plan.logit_rows),
                 short=None if not len(blocks) else self._upload(short),
                 blocks=None if not len(blocks) else self._upload(blocks),
+                ends=None if plan.ends is None else self._upload(plan.ends),
             )
         )
         self._plan = plan
@@ -94,6 +100,7 @@ class FusedOps(TorchOps):
     def place(self, places: Places) -> None:
         self._places = places
         self._positions = places.positions
+        self._turns = places.turns
         self._plan = None
         self._logit_rows = places.logit_rows
 
@@ -145,7 +152,8 @@ class FusedOps(TorchOps):
             q, k = (HeadRows(self._turned(x, attention.head_dim)) for x in (q, k))
         pool = self._kv.pool[layer]
         values = self._value(v)
-        queries = self._kernels.place_heads(q, k, values, pool, self._places, attention)
+        axes = None if q.rotation is None else self._axes.get(id(q.rotation[0]))
+        queries = self._kernels.place_heads(q, k, values, pool, self._places, attention, axes)
         return self._kernels.attend(queries, pool, self._places, attention)
 
     def _turned(self, heads: HeadRows, head_dim: int) -> torch.Tensor:

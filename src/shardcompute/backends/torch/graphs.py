@@ -2,8 +2,9 @@
 
 A graph replays launches with the addresses they were captured with, so a bucket keeps its inputs in place: token
 ids or hidden rows, and the rows' positions, owners, page tables and logit rows, packed into one upload. Rows that
-only fill a bucket point at the scratch page. All graphs are captured before the first step, the largest first, and
-share their memory: what one computes is gone when the next is replayed.
+only fill a bucket point at the scratch page. Steps with rows of pictures are no graphs: prompts hardly ever are.
+All graphs are captured before the first step, the largest first, and share their memory: what one computes is gone
+when the next is replayed.
 """
 
 from __future__ import annotations
@@ -174,6 +175,7 @@ class GraphedSteps:
         )
         places = Places(
             parts["positions"],
+            parts["turns"],
             parts["owners"],
             parts["tables"],
             parts["logit_rows"],
@@ -188,8 +190,9 @@ class GraphedSteps:
         host = torch.empty(_packed_size(rows, pages), dtype=torch.int32, pin_memory=True)
         packed = host.numpy()
         parts = _unpack(packed, rows, pages)
-        packed[: 5 * rows] = 0
+        packed[: 8 * rows] = 0
         parts["positions"][: plan.rows] = plan.positions
+        parts["turns"][:, : plan.rows] = plan.positions if plan.turns is None else plan.turns
         # Padding rows own the table behind the last segment's, which names scratch pages alone.
         parts["owners"][:] = min(len(plan.segments), rows - 1)
         parts["owners"][: plan.rows] = plan.owners
@@ -214,15 +217,16 @@ class GraphedSteps:
 
 def _packed_size(rows: int, pages: int) -> int:
     lists = 0 if rows <= SHORT_SEGMENT else rows + 2 * (rows // _ROWS_PER_BLOCK)
-    return rows * (5 + pages) + lists
+    return rows * (8 + pages) + lists
 
 
 def _unpack(packed: Any, rows: int, pages: int) -> dict[str, Any]:
     """Views of what is packed into one upload. Steps as short as a short segment have no lists of rows and blocks."""
     names = ("ids", "positions", "owners", "logit_rows", "slots")
     parts = {name: packed[at * rows : (at + 1) * rows] for at, name in enumerate(names)}
-    end = (5 + pages) * rows
-    parts["tables"] = packed[5 * rows : end].reshape(rows, pages)
+    parts["turns"] = packed[5 * rows : 8 * rows].reshape(3, rows)
+    end = (8 + pages) * rows
+    parts["tables"] = packed[8 * rows : end].reshape(rows, pages)
     if rows > SHORT_SEGMENT:
         parts["short"] = packed[end : end + rows]
         parts["blocks"] = packed[end + rows :].reshape(-1, 2)

@@ -66,16 +66,18 @@ def _one_of(total):
 @triton.jit
 def _cut_pages(
     position,
+    last,
     window,
     PAGE: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_CHUNKED: tl.constexpr,
 ):
-    """What a row sees: its first page, the one behind its last, and how many pages a part has."""
+    """What a row sees up to position `last`: its first page, the one behind its last, and how many pages a part has."""
     page = position // PAGE
     first_page = tl.maximum(_first_seen(page * PAGE, window, IS_CHUNKED), 0) // PAGE if HAS_WINDOW else 0
-    return first_page, page + 1, tl.cdiv(page + 1 - first_page, SPLITS)
+    stop = last // PAGE + 1
+    return first_page, stop, tl.cdiv(stop - first_page, SPLITS)
 
 
 @triton.jit
@@ -98,6 +100,7 @@ def _see_part(
     end,
     kv_head,
     position,
+    last,
     page_stride,
     value_offset,
     scale,
@@ -123,7 +126,7 @@ def _see_part(
         page = tl.load(table_ptr + at).to(tl.int64)
         tile = page * page_stride + kv_head * PAGE * HEAD_DIM + token[:, None] * HEAD_DIM + d[None, :]
         seen = at * PAGE + token
-        visible = seen <= position
+        visible = seen <= last
         if HAS_WINDOW:
             visible = visible & (seen >= _first_seen(position, window, IS_CHUNKED))
         keys = tl.load(pool_ptr + tile, mask=visible[:, None] & inside, other=0.0)
@@ -139,6 +142,7 @@ def attend_rows(
     out_ptr,
     rows_ptr,
     position_ptr,
+    end_ptr,
     owner_ptr,
     table_ptr,
     sinks_ptr,
@@ -160,6 +164,7 @@ def attend_rows(
     SPLITS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     HAS_ROWS: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_CHUNKED: tl.constexpr,
@@ -173,11 +178,14 @@ def attend_rows(
     listed = tl.load(rows_ptr + index) if HAS_ROWS else index
     row = tl.maximum(listed, 0)
     position = tl.load(position_ptr + row)
+    last = tl.load(end_ptr + row) - 1 if HAS_ENDS else position
     owner = tl.load(owner_ptr + row)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    first_page, last_page, per_split = _cut_pages(position, window, PAGE, SPLITS, HAS_WINDOW, IS_CHUNKED)
+    first_page, last_page, per_split = _cut_pages(
+        position, last, window, PAGE, SPLITS, HAS_WINDOW, IS_CHUNKED
+    )
     active = tl.cdiv(last_page - first_page, per_split)
     if HAS_ROWS:
         active = tl.where(listed < 0, 0, active)
@@ -198,7 +206,7 @@ def attend_rows(
         for begin in range(first_page, last_page, per_split):
             part_top, part_total, part_mixed = _see_part(
                 q, pool_ptr, table_ptr + owner * table_stride, begin, tl.minimum(begin + per_split, last_page),
-                kv_head, position, page_stride, value_offset, scale, softcap, window,
+                kv_head, position, last, page_stride, value_offset, scale, softcap, window,
                 HEAD_DIM, PAGE, HAS_CAP, HAS_WINDOW, IS_CHUNKED,
             )  # fmt: skip
             top, total, mixed = _join(top, total, mixed, part_top, part_total, part_mixed)
@@ -213,7 +221,7 @@ def attend_rows(
         begin = first_page + part * per_split
         top, total, mixed = _see_part(
             q, pool_ptr, table_ptr + owner * table_stride, begin, tl.minimum(begin + per_split, last_page),
-            kv_head, position, page_stride, value_offset, scale, softcap, window,
+            kv_head, position, last, page_stride, value_offset, scale, softcap, window,
             HEAD_DIM, PAGE, HAS_CAP, HAS_WINDOW, IS_CHUNKED,
         )  # fmt: skip
         if active == 1:
@@ -249,6 +257,7 @@ def attend_blocks(
     out_ptr,
     block_ptr,
     position_ptr,
+    end_ptr,
     owner_ptr,
     table_ptr,
     sinks_ptr,
@@ -265,13 +274,15 @@ def attend_blocks(
     PAGE: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_CHUNKED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`block_ptr` holds (first row, rows) of each block; its rows lie in one page, and there may be none."""
+    """`block_ptr` holds (first row, rows) of each block; its rows lie in one page, and there may be none. With
+    ends, all of its rows see as far, or none further than itself."""
     first_row = tl.load(block_ptr + 2 * tl.program_id(0))
     count = tl.load(block_ptr + 2 * tl.program_id(0) + 1)
     if PDL:
@@ -291,7 +302,14 @@ def attend_blocks(
     place = ((first_row + m).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(q_ptr + place, mask=mask, other=0.0)
     here = start + m
-    first_page, last_page, per_split = _cut_pages(start, window, PAGE, SPLITS, HAS_WINDOW, IS_CHUNKED)
+    last = here
+    furthest = start + count - 1
+    if HAS_ENDS:
+        last = tl.load(end_ptr + first_row + m, mask=m < count, other=0) - 1
+        furthest = tl.load(end_ptr + first_row + count - 1) - 1
+    first_page, last_page, per_split = _cut_pages(
+        start, furthest, window, PAGE, SPLITS, HAS_WINDOW, IS_CHUNKED
+    )
     top = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     mixed = tl.zeros((BLOCK_M, D_BLOCK), dtype=tl.float32)
@@ -303,10 +321,10 @@ def attend_blocks(
             page = tl.load(table_ptr + owner * table_stride + at).to(tl.int64)
             tile = page * page_stride + kv_head * PAGE * HEAD_DIM + token[:, None] * HEAD_DIM + d[None, :]
             seen = at * PAGE + token
-            written = (seen < start + count)[:, None] & inside
+            written = (seen <= furthest)[:, None] & inside
             keys = tl.load(pool_ptr + tile, mask=written, other=0.0)
             values = tl.load(pool_ptr + value_offset + tile, mask=written, other=0.0)
-            visible = seen[None, :] <= here[:, None]
+            visible = seen[None, :] <= last[:, None]
             if HAS_WINDOW:
                 visible = visible & (seen[None, :] >= _first_seen(here, window, IS_CHUNKED)[:, None])
             part_top, part_sums, part_mixed = _see(

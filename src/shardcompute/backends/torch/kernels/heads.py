@@ -60,7 +60,7 @@ def _turned(
     norm_ptr,
     cosine_ptr,
     sine_ptr,
-    position,
+    turn,
     eps,
     mask,
     HEAD_DIM: tl.constexpr,
@@ -68,7 +68,8 @@ def _turned(
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Heads `[HEAD_BLOCK, D_BLOCK]` whose first entries lie at `x_ptrs [HEAD_BLOCK, 1]`."""
+    """Heads `[HEAD_BLOCK, D_BLOCK]` whose first entries lie at `x_ptrs [HEAD_BLOCK, 1]`, turned by the position `turn`,
+    or by one for each entry."""
     d = tl.arange(0, D_BLOCK)
     x = tl.load(x_ptrs + d[None, :], mask=mask, other=0.0).to(tl.float32)
     factor = 1.0
@@ -81,7 +82,7 @@ def _turned(
         y = tl.load(x_ptrs + other[None, :], mask=mask & is_turning[None, :], other=0.0).to(tl.float32)
         if HAS_NORM:
             y = y * factor * tl.load(norm_ptr + other, mask=is_turning, other=0.0)[None, :]
-        angle = position * HALF + tl.where(d < HALF, d, d - HALF)
+        angle = turn * HALF + tl.where(d < HALF, d, d - HALF)
         cosine = tl.load(cosine_ptr + angle, mask=is_turning, other=1.0)[None, :]
         sine = tl.load(sine_ptr + angle, mask=is_turning, other=0.0)
         x = x * cosine + y * tl.where(d < HALF, -sine, sine)[None, :]
@@ -103,8 +104,11 @@ def place_heads(
     q_out_ptr,
     pool_ptr,
     position_ptr,
+    turn_ptr,
+    axis_ptr,
     owner_ptr,
     table_ptr,
+    turn_stride,
     table_stride,
     page_stride,
     value_offset,
@@ -117,10 +121,12 @@ def place_heads(
     HALF: tl.constexpr,
     PAGE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_AXES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Norm and turn some heads of a row: queries to `q_out`, keys and values to their place in the pages.
 
+    A row turns by `turn_ptr [3, rows]`: by the first, or by that which `axis_ptr` names for each pair.
     The second axis of the grid holds blocks of query heads, then of key heads, then of value heads.
     """
     Q_BLOCKS: tl.constexpr = (HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
@@ -131,6 +137,12 @@ def place_heads(
     inside = d < HEAD_DIM
     each = tl.arange(0, HEAD_BLOCK)[:, None]
     position = tl.load(position_ptr + row)
+    turn = tl.load(turn_ptr + row)
+    if HAS_AXES:
+        entry = tl.arange(0, D_BLOCK)
+        pair = tl.where(entry < HALF, entry, entry - HALF)
+        axis = tl.load(axis_ptr + pair, mask=entry < 2 * HALF, other=0)
+        turn = tl.load(turn_ptr + axis * turn_stride + row)
     owner = tl.load(owner_ptr + row)
     page = tl.load(table_ptr + owner * table_stride + position // PAGE).to(tl.int64)
     place = pool_ptr + page * page_stride + (position % PAGE) * HEAD_DIM
@@ -142,7 +154,7 @@ def place_heads(
         mask = (head < HEADS) & inside
         source = q_ptr + row * q_stride + head * HEAD_DIM
         x = _turned(
-            source, q_norm_ptr, cosine_ptr, sine_ptr, position, eps, mask, HEAD_DIM, D_BLOCK, HALF, HAS_NORM
+            source, q_norm_ptr, cosine_ptr, sine_ptr, turn, eps, mask, HEAD_DIM, D_BLOCK, HALF, HAS_NORM
         )
         target = q_out_ptr + (row * HEADS + head) * HEAD_DIM + d
         tl.store(target, x.to(q_out_ptr.dtype.element_ty), mask=mask)
@@ -151,7 +163,7 @@ def place_heads(
         mask = (head < KV_HEADS) & inside
         source = k_ptr + row * k_stride + head * HEAD_DIM
         x = _turned(
-            source, k_norm_ptr, cosine_ptr, sine_ptr, position, eps, mask, HEAD_DIM, D_BLOCK, HALF, HAS_NORM
+            source, k_norm_ptr, cosine_ptr, sine_ptr, turn, eps, mask, HEAD_DIM, D_BLOCK, HALF, HAS_NORM
         )
         tl.store(place + head * PAGE * HEAD_DIM + d, x.to(pool_ptr.dtype.element_ty), mask=mask)
     else:

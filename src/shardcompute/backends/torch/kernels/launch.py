@@ -36,18 +36,20 @@ ROW_STAGES = 2
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the rows of a step lie, on the device, int32.
+    """Where the rows of a step lie, on the device, int32: their positions, and those `[3, rows]` by which they turn.
 
     `short` are the rows for `attend_rows` (None: all of them; -1: none), `blocks [n, 2]` the first row and row count
-    (0: none) of each piece for `attend_blocks`.
+    (0: none) of each piece for `attend_blocks`. `ends` are where what rows see ends, None: behind themselves.
     """
 
     positions: torch.Tensor
+    turns: torch.Tensor
     owners: torch.Tensor
     tables: torch.Tensor
     logit_rows: torch.Tensor
     short: torch.Tensor | None = None
     blocks: torch.Tensor | None = None
+    ends: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +328,10 @@ class Kernels:
         pool: torch.Tensor,
         places: Places,
         attention: Attention,
+        axes: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Norm and turn q and k, put k and v into their pages; returns the queries."""
+        """Norm and turn q and k, put k and v into their pages; returns the queries. `axes` say which of a row's turns
+        each pair of entries takes, None: all the first."""
         rows = len(v)
         out = torch.empty((rows, attention.heads * attention.head_dim), dtype=q.rows.dtype, device=v.device)
         rotation = q.rotation or (q.rows, q.rows)
@@ -347,8 +351,11 @@ class Kernels:
             out,
             pool,
             places.positions,
+            places.turns,
+            places.turns if axes is None else axes,
             places.owners,
             places.tables,
+            places.turns.stride(0),
             places.tables.stride(0),
             pool.stride(1),
             pool.stride(0),
@@ -361,6 +368,7 @@ class Kernels:
             HALF=0 if q.rotation is None else q.rotation[0].shape[-1],
             PAGE=PAGE_TOKENS,
             HAS_NORM=q.norm is not None,
+            HAS_AXES=axes is not None,
             num_warps=max(1, head_block // 2),
             **self.pdl,
         )
@@ -401,6 +409,7 @@ class Kernels:
             out,
             places.positions if places.short is None else places.short,
             places.positions,
+            places.positions if places.ends is None else places.ends,
             places.owners,
             places.tables,
             q if attention.sinks is None else attention.sinks,
@@ -412,6 +421,7 @@ class Kernels:
             SPLITS=KV_SPLITS,
             PROGRAMS=programs,
             HAS_ROWS=places.short is not None,
+            HAS_ENDS=places.ends is not None,
             **self._forms(attention),
             num_warps=ROW_WARPS,
             num_stages=ROW_STAGES,
@@ -433,12 +443,14 @@ class Kernels:
             out,
             blocks,
             places.positions,
+            places.positions if places.ends is None else places.ends,
             places.owners,
             places.tables,
             q if attention.sinks is None else attention.sinks,
             *self._sizes(pool, places, attention),
             SPLITS=KV_SPLITS,
             BLOCK_M=PAGE_TOKENS,
+            HAS_ENDS=places.ends is not None,
             **self._forms(attention),
             num_warps=4,
             num_stages=2,
