@@ -12,7 +12,7 @@ import pytest
 
 from shardcompute.api import create_app
 from shardcompute.api.access.sign_in import PageSessions
-from shardcompute.node.admin.views import SpeedView, UnusedDeviceView
+from shardcompute.node.admin.views import CoordinatorView, SpeedView, UnusedDeviceView
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
 from support.api.bridge import LOCAL_SECRET
@@ -134,6 +134,24 @@ def test_gpus_are_named_and_what_keeps_one_from_being_used(browser: Any, url: st
         row.get_by_role("button", name="machine-00").click()
         row.get_by_text("140 GiB").wait_for()
         assert page.locator(".machines > li").nth(1).locator("p.warn").is_hidden()
+
+
+def test_coordinators_that_share_a_store_are_listed(browser: Any, url: str, crowd: Crowd) -> None:
+    first = CoordinatorView(node="n-1", status="leads", api_url="http://10.0.0.1:8000", since_s=1e9)
+    second = CoordinatorView(node="n-2", status="waits", since_s=1e9)
+    with watched_page(browser, url) as (page, _):
+        page.goto(url)
+        page.locator(".machines > li").first.wait_for()
+        assert page.locator(".coordinators").is_hidden()
+        crowd.change(coordinators=(first, second))
+        row = page.locator(".coordinators li").first
+        row.get_by_text("http://10.0.0.1:8000").wait_for()
+        row.get_by_text("leads").wait_for()
+        row.get_by_text("since ").wait_for()
+        wait_for(page, ".coordinators li", "n-2")
+        crowd.change(coordinators=(replace(second, status="leads"),))
+        wait_for(page, ".coordinators li", "leads")
+        page.wait_for_function("document.querySelectorAll('.coordinators li').length === 1")
 
 
 def test_what_was_measured_on_a_machine_and_why_it_offers_less(browser: Any, url: str, crowd: Crowd) -> None:

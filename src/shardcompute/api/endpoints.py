@@ -19,9 +19,21 @@ if TYPE_CHECKING:
     from shardcompute.node.admin.admin import ClusterAdmin
 
 
+class LeaderReply(ReplyBody):
+    """The coordinator that leads, in place of the one that was asked."""
+
+    node: str
+    url: str | None = None
+    """Where its API is, where that is known."""
+    since_s: float
+    """When it began, in seconds since 1970."""
+
+
 class HealthReply(ReplyBody):
-    status: Literal["ok", "loading"]
+    status: Literal["ok", "loading", "waiting"]
     reason: str | None = None
+    leader: LeaderReply | None = None
+    """Of a coordinator that waits to lead: who does."""
     warnings: list[str] | None = None
     """What the operator should see to; requests are answered all the same."""
 

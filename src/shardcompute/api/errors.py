@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse
 
 from shardcompute.core.errors import (
     CapacityError,
+    NotLeadingError,
     PromptTooLongError,
     QueueFullError,
     ShardComputeError,
@@ -35,6 +36,7 @@ _CODES: tuple[tuple[type[ShardComputeError], str], ...] = (
     (QueueFullError, "rate_limit_exceeded"),
     (CapacityError, "overloaded"),
     (WouldReplaceError, "would_replace"),
+    (NotLeadingError, "not_leading"),
 )
 _UNION_BRANCHES = frozenset({"str", "int", "float", "bool", "none"})
 _MESSAGES_SHOWN = 4

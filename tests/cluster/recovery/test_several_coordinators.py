@@ -35,6 +35,10 @@ def test_another_coordinator_takes_over_and_everybody_follows(
         urls = {lab.cluster.url, f"tcp://127.0.0.1:{other.port}"}
         nodes = (*lab.workers, driver)
         lab.wait_until(lambda: all(set(each._control._urls) == urls for each in nodes), "all know both")
+        assert [(each.node == first, each.status) for each in lab.cluster.coordinators()] == [
+            (True, "leads"),
+            (False, "away"),
+        ]
         loads = [list(worker.loads) for worker in lab.workers]
         talks = start_streams(lab, alone, driver=driver)
         lab.kill_cluster()

@@ -28,12 +28,15 @@ def free_ports(count: int) -> list[str]:
         return [str(each.getsockname()[1]) for each in sockets]
 
 
-def coordinator(model: Path, folder: Path, store: str) -> contextlib.AbstractContextManager[Started]:
+def command(model: Path, folder: Path, store: str) -> tuple[str | Path, ...]:
+    """Starts a coordinator at ports that nobody else has."""
     api, cluster, join = free_ports(3)
     ports = ("--port", api, "--cluster-port", cluster, "--join-port", join)
-    return started(
-        "coordinator", model, "--data-dir", folder, "--store", store, *ports, "--kv-tokens", "2048"
-    )
+    return ("coordinator", model, "--data-dir", folder, "--store", store, *ports, "--kv-tokens", "2048")
+
+
+def coordinator(model: Path, folder: Path, store: str) -> contextlib.AbstractContextManager[Started]:
+    return started(*command(model, folder, store))
 
 
 def ask(url: str, headers: Mapping[str, str] = MappingProxyType({}), **fields: object) -> HTTPResponse:
@@ -86,6 +89,11 @@ def answers(url: str) -> str | None:
         return None
 
 
+def coordinators(folder: Path) -> list[str]:
+    told = json.loads(run("status", "--json", "--data-dir", folder).stdout)
+    return [each["status"] for each in told["coordinators"]]
+
+
 @needs_etcd
 def test_a_killed_coordinator_is_followed_by_another(smollm2_gguf: Path, tmp_path: Path) -> None:
     with real_etcd(tmp_path / "etcd") as etcd, contextlib.ExitStack() as stack:
@@ -96,12 +104,16 @@ def test_a_killed_coordinator_is_followed_by_another(smollm2_gguf: Path, tmp_pat
             started("join", token, "--data-dir", tmp_path / "worker", "--threads", "1")
         )
         worker.wait_for("serv|joined")
-        refused = run("coordinator", smollm2_gguf, "--data-dir", tmp_path / "two", "--store", etcd.url)
+        refused = run(*command(smollm2_gguf, tmp_path / "two", etcd.url))
         assert "whose authority is not on this machine" in refused.stderr
         shutil.copytree(tmp_path / "one" / "authority", tmp_path / "two" / "authority")
         second = stack.enter_context(coordinator(smollm2_gguf, tmp_path / "two", etcd.url))
         second.wait_for("takes over when it is gone")
         first.wait_for("is ready at")
+        told = run("status", "--data-dir", tmp_path / "two")
+        assert told.returncode != 0
+        assert f"does, at {url}" in told.stderr
+        wait_until(lambda: coordinators(tmp_path / "one") == ["leads", "waits"], "it lists both", PATIENCE_S)
         expected = complete(url)
         wait_until(
             lambda: (tmp_path / "worker" / "member.json").read_text().count("tcp:") == 2,

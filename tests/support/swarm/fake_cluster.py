@@ -25,6 +25,7 @@ from shardcompute.control.state import UnusedDevice
 from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.coordinator.journal import RecordStatus
+from shardcompute.node.coordinator.shared import KnownCoordinator
 from shardcompute.node.service import ServedModel, ServiceLoad
 from shardcompute.node.telemetry.quota import QuotaLedger
 from shardcompute.node.telemetry.request_log import RequestLog
@@ -225,6 +226,7 @@ class FakeCluster:
         self.shapes: list[Parallelism | None] = []
         self.orders: list[ServedOrder] = []
         self.sent_bytes: dict[str, int] = {}
+        self.known_coordinators: tuple[KnownCoordinator, ...] = ()
         self.access = FakeAccess()
         self.quota = QuotaLedger()
 
@@ -233,6 +235,9 @@ class FakeCluster:
 
     def watch_record(self, listener: Callable[[RecordStatus], None]) -> None:
         self.tell_of_record = listener
+
+    def coordinators(self) -> tuple[KnownCoordinator, ...]:
+        return self.known_coordinators
 
     def weights_sent_bytes(self) -> dict[str, int]:
         return self.sent_bytes

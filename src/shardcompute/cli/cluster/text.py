@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardcompute.node.admin.views import (
         ChainView,
         ClusterView,
+        CoordinatorView,
         DriverView,
         FetchView,
         LinkView,
@@ -53,6 +54,7 @@ _LEAST_TAIL = 8
 _PLAIN_TAIL = 5
 _WHOLE, _BRIEF, _CHAINS, _MODELS = 3, 2, 1, 0
 """How much is told of each model."""
+_DOES = {"leads": "leads", "waits": "waits", "away": "is away"}
 
 
 def describe_cluster(view: ClusterView, width: int = 100, height: int | None = None) -> list[str]:
@@ -78,14 +80,19 @@ def describe_watched(view: ClusterView, width: int = 100, height: int | None = N
 
 
 def describe_event(event: EventView) -> str:
-    """With the time of this machine; the day too where it is not today."""
-    at = time.localtime(event.at_s)
+    return f"{_clock(event.at_s)}  {event.text}"
+
+
+def _clock(at_s: float) -> str:
+    """The time of this machine; the day too where it is not today."""
+    at = time.localtime(at_s)
     is_today = at[:3] == time.localtime()[:3]
-    return f"{time.strftime('%H:%M:%S' if is_today else '%Y-%m-%d %H:%M:%S', at)}  {event.text}"
+    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", at)
 
 
 def _describe(view: ClusterView, width: int, detail: int) -> list[str]:
     lines = [_headline(view), _load_line(view), *(f"warning: {each}" for each in view.warnings)]
+    lines += _coordinator_lines(view, is_brief=detail < _BRIEF)
     gap = [""] if detail > _CHAINS else []
     for model in view.models:
         lines += [*gap, *_describe_model(view, model, width, detail)]
@@ -113,6 +120,23 @@ def _headline(view: ClusterView) -> str:
     counts = Counter(node.status for node in view.nodes if node.status != "gone")
     nodes = ", ".join(f"{count} {status}" for status, count in counts.most_common()) or "none yet"
     return f"cluster {view.name} ({view.version}), nodes: {nodes}"
+
+
+def _coordinator_lines(view: ClusterView, *, is_brief: bool) -> list[str]:
+    """Who leads and who would; nothing where there is no other."""
+    if not view.coordinators:
+        return []
+    if is_brief:
+        counts = Counter(each.status for each in view.coordinators)
+        told = (f"{count} {_DOES[status]}" for status, count in counts.items())
+        return [f"coordinators: {', '.join(told)}"]
+    return ["coordinators:", *(f"  {_describe_coordinator(each)}" for each in view.coordinators)]
+
+
+def _describe_coordinator(coordinator: CoordinatorView) -> str:
+    since = f" since {_clock(coordinator.since_s)}" if coordinator.since_s else ""
+    where = f" at {coordinator.api_url}" if coordinator.api_url else ""
+    return f"{coordinator.node[:_ID_SHOWN]}{where} {_DOES[coordinator.status]}{since}"
 
 
 def _device_lines(view: ClusterView, width: int) -> list[str]:

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from shardcompute.weights.sources.resolve import Fetch
 
 _LOOK_S = 0.2
-_SERVER = ("api", "node.admin.admin", "node.process.launch", "web")
+_SERVER = ("api", "api.standby", "node.admin.admin", "node.process.launch", "web")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,8 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
         ports = (serving.port, options.port, options.join_port, options.relays.port or 0)
         check_ports((serving.host, port) for port in ports)
         tls = https.open(folder, _names(plan, settings))
+        if serving.port:
+            options = replace(options, api_url=_api_url(plan, tls, serving.host, serving.port))
         with logging_to_file(folder, "coordinator"):
             log_phases()
             start = _Start(plan, options, keys, tls, held, screen, settings)
@@ -236,6 +238,7 @@ class _Start:
 
 def _run_candidate(start: _Start, store_url: str) -> None:
     from shardcompute.cli.serve.standby.candidate import run_candidate
+    from shardcompute.cli.serve.standby.server import StandbyAddress
 
     if start.plan.workers is not None:
         raise UsageError(
@@ -246,9 +249,23 @@ def _run_candidate(start: _Start, store_url: str) -> None:
     with phase("imports of the server"):
         for name in _SERVER:
             import_module(f"shardcompute.{name}")
-    run_candidate(
-        start.options, store_url, start.plan.form, start.open, partial(_run_leader, start), start.screen
+    serving, plan, tls, held = start.plan.serving, start.plan, start.tls, start.held
+
+    def listening(host: str, port: int) -> None:
+        if tls is not None:
+            held.update(api_certificate=tls.shown.own_pem)
+        held.update(api_url=f"{_scheme(tls)}://{near_host(host)}:{port}")
+
+    standby = StandbyAddress(
+        serving.host,
+        serving.port,
+        _hosts(plan, start.settings),
+        tls,
+        listening,
+        lambda certificate: held.update(api_certificate=certificate.own_pem),
     )
+    lead = partial(_run_leader, start)
+    run_candidate(start.options, store_url, plan.form, start.open, lead, standby, start.screen)
 
 
 def _run_leader(
@@ -445,7 +462,6 @@ class _Foreground:
         self._cluster = cluster
         self._app = app
         self._tls = tls
-        self._scheme = "http" if tls is None else "https"
         self._welcome = welcome
         self._held = held
         self._screen = screen
@@ -475,10 +491,10 @@ class _Foreground:
                 watcher.cancel()
 
     def _listening(self, host: str, port: int) -> None:
-        self._url = f"{self._scheme}://{self._plan.cluster.advertise or reachable_host(host)}:{port}"
+        self._url = _api_url(self._plan, self._tls, host, port)
         if self._tls is not None:
             self._certified(self._tls.shown)
-        self._held.update(api_url=f"{self._scheme}://{near_host(host)}:{port}")
+        self._held.update(api_url=f"{_scheme(self._tls)}://{near_host(host)}:{port}")
         if self._welcome.new_key is not None:
             self._say_all(new_key(self._welcome.new_key))
         if self._plan.workers is None:
@@ -557,6 +573,15 @@ class _Foreground:
     def _say_all(self, lines: list[str]) -> None:
         for line in lines:
             self._screen.say(line)
+
+
+def _scheme(tls: ServerTls | None) -> str:
+    return "http" if tls is None else "https"
+
+
+def _api_url(plan: ClusterPlan, tls: ServerTls | None, host: str, port: int) -> str:
+    """Where clients on other machines find the API."""
+    return f"{_scheme(tls)}://{plan.cluster.advertise or reachable_host(host)}:{port}"
 
 
 def _or(given: int | None, default: int) -> int:

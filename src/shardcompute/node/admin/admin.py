@@ -42,6 +42,7 @@ from shardcompute.node.admin.swap import given_way, models_in_the_way, refusal
 from shardcompute.node.admin.view_builder import view_chains, view_links, view_models, view_nodes
 from shardcompute.node.admin.views import (
     ClusterView,
+    CoordinatorView,
     FetchView,
     KeyView,
     LoadView,
@@ -163,6 +164,12 @@ class ClusterAdmin(Closing):
             ),
             events=self.history.recent(),
             warnings=self.warnings(),
+            coordinators=tuple(
+                CoordinatorView(
+                    node=each.node, status=each.status, api_url=each.api_url, since_s=each.since_s
+                )
+                for each in self._cluster.coordinators()
+            ),
         )
 
     def warnings(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from shardcompute.control.explain import ModelStatus
 from shardcompute.control.state import ChainStatus, NodeRole, NodeStatus
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.node.admin.drafters import DrafterView
+from shardcompute.node.coordinator.shared.presence import CoordinatorStatus
 from shardcompute.node.telemetry.history_store import EventView
 
 ServingStatus = ModelStatus | Literal["unloading"]
@@ -360,6 +361,19 @@ class LoadView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorView:
+    """One of several coordinators that share a store."""
+
+    node: str
+    status: CoordinatorStatus
+    """It leads, waits to, or is away."""
+    api_url: str = ""
+    """Where its API is, which answers while it leads; "": nobody knows."""
+    since_s: float = 0.0
+    """When that began, in seconds since 1970; 0: nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
     name: str
     version: str
@@ -376,6 +390,8 @@ class ClusterView:
     """The last that happened, oldest first; the history has those before."""
     warnings: tuple[str, ...] = ()
     """What its operator should see to, in words."""
+    coordinators: tuple[CoordinatorView, ...] = ()
+    """Where several share a store: who leads, then who waits, then who is away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +408,8 @@ class ClusterChange:
     events: tuple[EventView, ...] = ()
     """Those after the last that was told before."""
     warnings: tuple[str, ...] | None = None
+    coordinators: tuple[CoordinatorView, ...] | None = None
+    """All of them, where anything differs."""
 
     @property
     def is_empty(self) -> bool:
@@ -603,6 +621,7 @@ def changes_between(old: ClusterView, new: ClusterView) -> ClusterChange:
         load=None if old.load == new.load else new.load,
         events=tuple(event for event in new.events if event.number > last),
         warnings=None if old.warnings == new.warnings else new.warnings,
+        coordinators=None if old.coordinators == new.coordinators else new.coordinators,
     )
 
 
@@ -614,5 +633,7 @@ def apply_change(view: ClusterView, change: ClusterChange) -> ClusterView:
             items.pop(id, None)
         fields[name] = tuple(sorted(items.values(), key=_order(name)))
     events = (*view.events, *change.events)[-RECENT_EVENTS:]
-    warnings = view.warnings if change.warnings is None else change.warnings
-    return replace(view, **fields, load=change.load or view.load, events=events, warnings=warnings)
+    for name in ("warnings", "coordinators"):
+        told = getattr(change, name)
+        fields[name] = getattr(view, name) if told is None else told
+    return replace(view, **fields, load=change.load or view.load, events=events)

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 from shardcompute.core.errors import StoreError
 from shardcompute.node.coordinator.control_server import Lead
-from shardcompute.node.coordinator.shared import Candidate, CoordinatorList, Leadership, register_candidate
+from shardcompute.node.coordinator.shared import (
+    Candidate,
+    CoordinatorList,
+    KnownCoordinator,
+    Leadership,
+    read_coordinators,
+    register_candidate,
+)
 
 
 class ClusterAddresses:
@@ -22,10 +29,12 @@ class ClusterAddresses:
         self._also = tuple(also)
         self._leadership = leadership
         self._listed: CoordinatorList | None = None
+        self._known: tuple[KnownCoordinator, ...] = ()
         if leadership is not None:
             register_candidate(leadership.store, leadership.prefix, own)
             self._listed = CoordinatorList(leadership.store, leadership.prefix, own)
             self._listed.refresh()
+            self._known = read_coordinators(leadership.store, leadership.prefix)
 
     def all(self) -> tuple[Candidate, ...]:
         """This one first."""
@@ -35,8 +44,14 @@ class ClusterAddresses:
     def refresh(self) -> bool:
         """Ask the store; whether there are others than before. As it was where the store does not answer."""
         with contextlib.suppress(StoreError):
-            return self._listed is not None and self._listed.refresh()
+            if self._listed is not None and self._leadership is not None:
+                self._known = read_coordinators(self._leadership.store, self._leadership.prefix)
+                return self._listed.refresh()
         return False
+
+    def known(self) -> tuple[KnownCoordinator, ...]:
+        """Who leads, waits and is away, as the store said last; nobody where there is no store."""
+        return self._known
 
     def control_urls(self) -> tuple[str, ...]:
         return tuple(each.control_url for each in self.all())

@@ -33,7 +33,7 @@ from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
 from shardcompute.node.coordinator.journal import RecordStatus, bind_journal
 from shardcompute.node.coordinator.node_registry import await_answer
-from shardcompute.node.coordinator.shared import Leadership
+from shardcompute.node.coordinator.shared import KnownCoordinator, Leadership
 from shardcompute.node.discovery.dht.records import SignedRecord, Whereabout, sign_record
 from shardcompute.node.driver.command_executor import InProcessDriver
 from shardcompute.node.driver.hosted_client import HostedDrivers
@@ -234,6 +234,10 @@ class Cluster:
     def sign_whereabout(self, whereabout: Whereabout, sequence: int) -> SignedRecord:
         """A record for the hash table (see `discovery.dht`), by which members find this cluster again."""
         return sign_record(self._authority.private_key, whereabout, sequence=sequence)
+
+    def coordinators(self) -> tuple[KnownCoordinator, ...]:
+        """Where several share a store: who leads, waits and is away."""
+        return self._network.addresses.known()
 
     @property
     def is_deposed(self) -> bool:

@@ -87,7 +87,12 @@ class ClusterNetwork:
                 self.endpoint.reach.meet_through(meet)
             link_port = urlsplit(self.endpoint.url).port or 0
             own, *also = (
-                Candidate(self.endpoint.node, join_address(each, link_port), f"{bracketed(each)}:{join_port}")
+                Candidate(
+                    self.endpoint.node,
+                    join_address(each, link_port),
+                    f"{bracketed(each)}:{join_port}",
+                    options.api_url,
+                )
                 for each in (options.advertise or options.host, *options.also_at)
             )
             self.addresses = ClusterAddresses(own, leadership, also=also)

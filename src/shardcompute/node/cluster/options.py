@@ -30,6 +30,8 @@ class ClusterOptions:
     port: int = 7420
     join_port: int = 7421
     advertise: str = ""
+    api_url: str = ""
+    """Where clients find the HTTP API of this machine, for other coordinators to say; "": nobody knows."""
     kv_tokens: int = 16_384
     kv_type: KvType = DEFAULT_KV_TYPE
     """What every CPU stage of a model rounds keys and values to, where its order does not say: the same in all of them,

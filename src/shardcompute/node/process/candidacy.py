@@ -16,11 +16,15 @@ from shardcompute.node.coordinator.journal import CLUSTER_NOTE
 from shardcompute.node.coordinator.shared import (
     Candidate,
     KeyValueStore,
+    KnownCoordinator,
     Leadership,
     LeaseKeeper,
     SharedJournal,
+    Standing,
+    WaitingPlace,
     check_owner,
     cluster_prefix,
+    read_leader,
     register_candidate,
 )
 from shardcompute.node.coordinator.shared.key_value import Delete
@@ -33,6 +37,7 @@ from shardcompute.wire import join_address
 log = logging.getLogger(__name__)
 _LOOK_S = 0.2
 Say = Callable[[str], None]
+Hear = Callable[[Standing], None]
 
 
 class Candidacy:
@@ -55,17 +60,25 @@ class Candidacy:
             create_authority(options.folder, self.cluster)
         host = options.advertise or options.host
         self.node = NodeIdentity.open(options.folder / "coordinator").node_id
-        own = Candidate(self.node, join_address(host, options.port), f"{bracketed(host)}:{options.join_port}")
+        join = f"{bracketed(host)}:{options.join_port}"
+        own = Candidate(self.node, join_address(host, options.port), join, options.api_url)
         register_candidate(store, self._prefix, own)
 
     @contextmanager
-    def leading(self, say: Say, pause: Callable[[float], object] = time.sleep) -> Iterator[Leadership]:
+    def leading(
+        self, say: Say, pause: Callable[[float], object] = time.sleep, hear: Hear = lambda standing: None
+    ) -> Iterator[Leadership]:
         """Wait until nobody else leads, then lead as long as the block lasts, unless another is faster after a pause.
 
-        What is waited for is said. Whoever ends the block in order lets another lead at once.
+        What is waited for is said, and `hear` is told how things stand as long as that lasts. Whoever ends the block
+        in order lets another lead at once.
         """
         leadership = Leadership(self._store, self._prefix, self.node)
-        self._wait(leadership, say, pause)
+        place = WaitingPlace(self._store, self._prefix, self.node)
+        try:
+            self._wait(leadership, place, say, pause, hear)
+        finally:
+            place.leave()
         keeper = LeaseKeeper(leadership)
         try:
             yield leadership
@@ -73,16 +86,30 @@ class Candidacy:
             keeper.close()
             leadership.resign()
 
-    def _wait(self, leadership: Leadership, say: Say, pause: Callable[[float], object]) -> None:
-        said = ""
+    def _wait(
+        self,
+        leadership: Leadership,
+        place: WaitingPlace,
+        say: Say,
+        pause: Callable[[float], object],
+        hear: Hear,
+    ) -> None:
+        said, seen = "", None
+        leader: KnownCoordinator | None = None
         while True:
             try:
                 if leadership.try_to_lead():
                     return
-                leader = leadership.leader()
+                place.show()
+                note = leadership.leader()
+                if note != seen:
+                    leader = read_leader(self._store, self._prefix)
+                    seen = None if leader is None else note
                 news = "" if leader is None else f"{leader.node} leads; this one takes over when it is gone"
+                hear(Standing(leader))
             except StoreError as error:
                 news = f"waiting for the store: {error.message}"
+                hear(Standing(problem=error.message))
             if news and news != said:
                 say(news)
                 log.info("%s", news)

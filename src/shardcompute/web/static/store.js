@@ -72,6 +72,7 @@ export function takeChange(change) {
   if (change.load) view.load = change.load;
   if (change.events?.length) view.events = [...view.events, ...change.events].slice(-MOST_EVENTS);
   if (change.warnings) view.warnings = change.warnings;
+  if (change.coordinators) view.coordinators = change.coordinators;
   take(view);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 
 from shardcompute.cli.cluster.layer_map import block_sizes, bottleneck_of, draw_chain, draw_map
 from shardcompute.cli.cluster.text import describe_cluster, describe_nodes, describe_ranks, fit
-from shardcompute.node.admin.views import ChainView, ClusterView, ModelView, RankView, StageTimes, StageView
+from shardcompute.node.admin.views import (
+    ChainView,
+    ClusterView,
+    CoordinatorView,
+    ModelView,
+    RankView,
+    StageTimes,
+    StageView,
+)
 
 from ..cluster_lab import Lab
 
@@ -131,6 +140,24 @@ def test_maps_fit_the_width(lab: Lab, width: int, stages: int) -> None:
 def test_an_empty_cluster_says_what_to_do() -> None:
     nobody = ClusterView(name="home", version="1", url="", driver="head")
     assert draw_map(nobody) == ["no model is served; shardcompute load MODEL adds one"]
+
+
+def test_status_lists_coordinators_that_share_a_store(lab: Lab) -> None:
+    at_s = time.mktime((2025, 3, 4, 5, 6, 7, 0, 0, -1))
+    coordinators = (
+        CoordinatorView(node="nfirst", status="leads", api_url="http://10.0.0.1:8000", since_s=at_s),
+        CoordinatorView(node="nsecond", status="waits", since_s=at_s),
+        CoordinatorView(node="nthird", status="away", api_url="http://10.0.0.3:8000"),
+    )
+    view = replace(lab.admin.state(), coordinators=coordinators)
+    assert describe_cluster(view)[2:6] == [
+        "coordinators:",
+        "  nfirst at http://10.0.0.1:8000 leads since 2025-03-04 05:06:07",
+        "  nsecond waits since 2025-03-04 05:06:07",
+        "  nthird at http://10.0.0.3:8000 is away",
+    ]
+    assert "coordinators: 1 leads, 1 waits, 1 is away" in describe_cluster(view, height=6)
+    assert not any("coordinators" in line for line in describe_cluster(lab.admin.state()))
 
 
 def test_status_tells_less_where_there_is_less_room(lab: Lab) -> None:

@@ -41,12 +41,14 @@ from shardcompute.node.admin.swap import given_way, models_in_the_way
 from shardcompute.node.admin.views import (
     ClusterChange,
     ClusterView,
+    CoordinatorView,
     LoadView,
     MemoryParts,
     apply_change,
     changes_between,
 )
 from shardcompute.node.coordinator.journal import RecordStatus
+from shardcompute.node.coordinator.shared import KnownCoordinator
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.wire import StageTiming
 from support.models.plain_model import plain_model
@@ -327,10 +329,23 @@ def test_changes_put_together_give_the_state(admin: ClusterAdmin, cluster: FakeC
 def test_warnings_come_and_go_with_changes() -> None:
     calm = _numbered(0)
     warned = replace(calm, warnings=("free some space",))
-    for old, new in ((calm, warned), (warned, calm)):
+    led = replace(calm, coordinators=(CoordinatorView(node="a", status="leads", since_s=5.0),))
+    for old, new in ((calm, warned), (warned, calm), (warned, led), (led, calm)):
         change = changes_between(old, new)
         assert not change.is_empty
         assert apply_change(old, change) == new
+
+
+def test_coordinators_that_share_a_store_are_listed(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    assert admin.state().coordinators == ()
+    cluster.known_coordinators = (
+        KnownCoordinator("n-first", "http://10.0.0.1:8000", "leads", 5.0),
+        KnownCoordinator("n-second", "", "away"),
+    )
+    assert admin.state().coordinators == (
+        CoordinatorView(node="n-first", status="leads", api_url="http://10.0.0.1:8000", since_s=5.0),
+        CoordinatorView(node="n-second", status="away"),
+    )
 
 
 def test_the_feed_tells_the_state_then_changes() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import Screen
+from shardcompute.cli.serve.standby.server import StandbyAddress, StandbyServer
 from shardcompute.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,9 +25,11 @@ def run_candidate(
     form: str,
     open_model: Callable[[], Checkpoint],
     lead: Lead,
+    standby: StandbyAddress,
     screen: Screen,
 ) -> None:
-    """Until a signal asks to stop."""
+    """Until a signal asks to stop. Who asks meanwhile, at the address that is the API's once it leads, is told who
+    does."""
     from shardcompute.node.cluster import prepare_model
     from shardcompute.node.coordinator.shared import EtcdClient
     from shardcompute.node.coordinator.shared.etcd import EtcdAddress
@@ -44,8 +47,13 @@ def run_candidate(
             # What takes time is done before it is needed.
             checkpoint = open_model()
             prepared = prepare_model(options, checkpoint, form)
-            with contextlib.suppress(KeyboardInterrupt), candidacy.leading(screen.say) as leadership:
-                is_deposed = False
+            is_deposed = False
+            with (
+                contextlib.suppress(KeyboardInterrupt),
+                StandbyServer(standby, screen.say) as server,
+                candidacy.leading(screen.say, hear=server.hear) as leadership,
+            ):
+                server.close()
                 screen.say(f"this coordinator leads, in epoch {leadership.epoch}")
                 lead(checkpoint, leadership, prepared)
                 is_deposed = leadership.is_deposed

@@ -10,6 +10,13 @@ from shardcompute.node.coordinator.shared.coordinators import Candidate, Coordin
 from shardcompute.node.coordinator.shared.etcd import EtcdClient
 from shardcompute.node.coordinator.shared.key_value import KeyValueStore
 from shardcompute.node.coordinator.shared.leadership import Leadership, LeaseKeeper
+from shardcompute.node.coordinator.shared.presence import (
+    KnownCoordinator,
+    Standing,
+    WaitingPlace,
+    read_coordinators,
+    read_leader,
+)
 from shardcompute.node.coordinator.shared.shared_journal import SharedJournal, check_owner, cluster_prefix
 
 __all__ = [
@@ -17,10 +24,15 @@ __all__ = [
     "CoordinatorList",
     "EtcdClient",
     "KeyValueStore",
+    "KnownCoordinator",
     "Leadership",
     "LeaseKeeper",
     "SharedJournal",
+    "Standing",
+    "WaitingPlace",
     "check_owner",
     "cluster_prefix",
+    "read_coordinators",
+    "read_leader",
     "register_candidate",
 ]

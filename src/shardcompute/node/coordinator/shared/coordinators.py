@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import msgspec
 
@@ -18,11 +19,20 @@ class Candidate(msgspec.Struct, frozen=True):
     node: str
     control_url: str
     join_address: str
+    api_url: str = ""
+    """Where clients find its API; "": nobody knows."""
 
 
 def register_candidate(store: KeyValueStore, prefix: str, candidate: Candidate) -> None:
     """Let the others know of it. It stays known when it has ended: it may come back."""
     store.write([], [Put(f"{prefix}coordinators/{candidate.node}", msgspec.json.encode(candidate))])
+
+
+def read_candidates(store: KeyValueStore, prefix: str) -> Iterator[Candidate]:
+    """All that have registered, by name. StoreError where the store does not answer."""
+    for _, content in store.read_all(f"{prefix}coordinators/"):
+        with contextlib.suppress(ValueError, RecursionError):
+            yield msgspec.json.decode(content, type=Candidate)
 
 
 class CoordinatorList:
@@ -44,9 +54,7 @@ class CoordinatorList:
         Of several with one address, as after a new start with another key, one is enough.
         """
         found = {self._own.control_url: self._own}
-        for _, content in self._store.read_all(f"{self._prefix}coordinators/"):
-            with contextlib.suppress(ValueError):
-                candidate = msgspec.json.decode(content, type=Candidate)
-                found.setdefault(candidate.control_url, candidate)
+        for candidate in read_candidates(self._store, self._prefix):
+            found.setdefault(candidate.control_url, candidate)
         former, self._all = self._all, tuple(found.values())[:MOST_COORDINATORS]
         return self._all != former

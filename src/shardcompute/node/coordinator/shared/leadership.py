@@ -31,6 +31,12 @@ class LeaderNote(msgspec.Struct, frozen=True):
 
     node: str
     epoch: int
+    since_s: float = 0.0
+    """When it began to lead, in seconds since 1970."""
+
+
+def leader_key(prefix: str) -> str:
+    return f"{prefix}leader"
 
 
 class Leadership:
@@ -59,6 +65,7 @@ class Leadership:
         self._wall_clock = wall_clock
         self._lease = 0
         self._held_until_s = 0.0
+        self._since_s = 0.0
 
     @property
     def is_held(self) -> bool:
@@ -90,7 +97,8 @@ class Leadership:
         epoch = _epoch_of(known) + 1 if known is not None else int(self._wall_clock())
         asked_s = self._clock()
         grant = self.store.grant(self._ttl_s)
-        note = msgspec.json.encode(LeaderNote(self.node, epoch))
+        self._since_s = self._wall_clock()
+        note = msgspec.json.encode(LeaderNote(self.node, epoch, self._since_s))
         has_won = self.store.write(
             [Condition(self._leader_key, None), Condition(self._epoch_key, known)],
             [Put(self._leader_key, note, grant.lease), Put(self._epoch_key, b"%d" % epoch)],
@@ -126,7 +134,7 @@ class Leadership:
     def _lead_again(self) -> None:
         asked_s = self._clock()
         grant = self.store.grant(self._ttl_s)
-        note = msgspec.json.encode(LeaderNote(self.node, self.epoch))
+        note = msgspec.json.encode(LeaderNote(self.node, self.epoch, self._since_s))
         if self.store.write([self.condition], [Put(self._leader_key, note, grant.lease)]):
             self._lease = grant.lease
             self._hold(asked_s, grant.ttl_s)
@@ -149,7 +157,7 @@ class Leadership:
 
     @property
     def _leader_key(self) -> str:
-        return f"{self.prefix}leader"
+        return leader_key(self.prefix)
 
     @property
     def _epoch_key(self) -> str:

@@ -4,6 +4,7 @@ import { h, keyed, mark, say } from "../dom.js";
 import { bytes, percent, plural, rate } from "../format.js";
 import { isLive, store } from "../store.js";
 import { createChains } from "./chains.js";
+import { createCoordinators } from "./coordinators.js";
 import { createJoin } from "./join.js";
 import { createMachines } from "./machines.js";
 import { createMap } from "./map.js";
@@ -17,6 +18,7 @@ export function createCluster() {
   const map = createMap((id) => machines.open(id));
   const join = createJoin();
   const news = createNews();
+  const coordinators = createCoordinators();
   const warnings = h("ul", { class: "warnings", "aria-label": "Warnings" });
   const subtitle = h("p");
   const element = h("div", { class: "stack" },
@@ -29,7 +31,8 @@ export function createCluster() {
       h("div", { class: "stack" },
         news.element,
         join.element)),
-    machines.element);
+    machines.element,
+    coordinators.element);
 
   function update() {
     const view = store.cluster;
@@ -39,6 +42,7 @@ export function createCluster() {
     chains.update(view);
     map.update(view);
     machines.update(view);
+    coordinators.update(view);
     join.update(view);
     news.update();
     warnings.hidden = !view.warnings?.length;
