@@ -20,6 +20,7 @@ from shardcompute.bench.engine.random_gguf import (
     transformers_config,
     write_random_gguf,
 )
+from shardcompute.bench.engine.stopwatch import Spent
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
@@ -31,10 +32,20 @@ from shardcompute.weights.sources.resolve import resolve
 
 
 def test_our_arms_are_compared_with_both_baselines_and_those_with_nothing() -> None:
-    speeds = {run.TRANSFORMERS: [10.0, 20.0], "native": [20.0, 40.0], run.PLAIN: [40.0, 80.0]}
-    found = {each.metric: each.value for each in run._speed_results("decode", 8, 1, "native", speeds)}
+    spent = {
+        run.TRANSFORMERS: [Spent(8.0, 9.0), Spent(4.0, 8.0)],
+        "native": [Spent(4.0, 4.0), Spent(2.0, 5.0)],
+        run.PLAIN: [Spent(2.0, 1.0), Spent(1.0, 2.0)],
+    }
+    found = {each.metric: each.value for each in run._speed_results("decode", 8, 2, "native", 80, spent)}
     assert found == {"decode": 30.0, "decode_vs_transformers": 2.0, "decode_vs_llamacpp": 0.5}
-    assert [each.metric for each in run._speed_results("decode", 8, 1, run.PLAIN, speeds)] == ["decode"]
+    alone = {each.metric: each.value for each in run._speed_results("decode", 8, 1, "native", 80, spent)}
+    assert alone == {
+        **found,
+        "decode_vs_transformers_by_processor_time": 2.0,
+        "decode_vs_llamacpp_by_processor_time": 0.25,
+    }
+    assert [each.metric for each in run._speed_results("decode", 8, 1, run.PLAIN, 80, spent)] == ["decode"]
 
 
 def test_a_shape_that_is_not_known_is_named() -> None:
@@ -48,8 +59,9 @@ def test_plain_llamacpp_computes_the_same_model(tmp_path: Path, dtype: str) -> N
     shape = LlamaShape(2, 64, 96, 4, 2, 320, has_head=False)
     path = write_random_gguf(tmp_path / "model.gguf", shape, dtype)
     plain = PlainLlamaEngine(str(path), threads=1, sessions=2, context=256)
-    assert plain.prefill(40) > 0
-    assert plain.decode(2, 10, 3) > 0
+    assert plain.prefill(40).clock_s > 0
+    assert plain.prefill(40, wants_all=True).clock_s > 0
+    assert plain.decode(2, 10, 3).clock_s > 0
     ids = np.arange(20)
     wanted = plain._compute(ids, np.arange(20), np.zeros(20), np.ones(20)).copy()
     with open_checkpoint(resolve(parse_reference(str(path)), load_settings())) as checkpoint:
@@ -83,8 +95,8 @@ def test_transformers_computes_the_same_shape(tmp_path: Path, shape: LlamaShape,
     with open_checkpoint(resolve(parse_reference(str(path)), load_settings())) as checkpoint:
         stored = sum(math.prod(entry.shape) for entry in checkpoint.tensors.entries.values())
     assert sum(parameter.numel() for parameter in engine._model.parameters()) == stored
-    assert engine.prefill(8) > 0
-    assert engine.decode(2, 4, 2) > 0
+    assert engine.prefill(8).clock_s > 0
+    assert engine.decode(2, 4, 2).clock_s > 0
 
 
 def test_a_benchmark_of_random_weights_says_how_much_of_the_model_it_is(
@@ -97,6 +109,8 @@ def test_a_benchmark_of_random_weights_says_how_much_of_the_model_it_is(
     depth = next(each for each in found if each.metric == "depth")
     assert (depth.value, depth.unit) == (1, "layers of 32, each whole")
     assert json.loads(Path(asked[0].config_path).read_text())["num_local_experts"] == 4
+    # Else an engine might compute its only layer for one row of a prompt.
+    assert asked[0].wants_all
 
 
 @pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])

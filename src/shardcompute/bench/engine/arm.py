@@ -10,12 +10,13 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import psutil
+
+from shardcompute.bench.engine.stopwatch import Spent, Stopwatch
 
 if TYPE_CHECKING:
     from shardcompute.backends.executor import PickingExecutor
@@ -24,11 +25,13 @@ _MIB = 2**20
 
 
 class Engine(Protocol):
-    """What an arm can be asked for; both give seconds."""
+    """What an arm can be asked for."""
 
-    def prefill(self, tokens: int) -> float: ...
+    def prefill(self, tokens: int, *, wants_all: bool = False) -> Spent:
+        """`wants_all`: the logits of every row, not of the last alone. Then no engine can leave rows out of its last
+        layer, which of a model of few layers would be much of the work."""
 
-    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> float: ...
+    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> Spent: ...
 
 
 class OurEngine:
@@ -62,26 +65,28 @@ class OurEngine:
                 threads=threads,
                 device=device,
             )
-            self._max_rows = options.max_rows
+            self._max_rows, self._max_logit_rows = options.max_rows, options.max_logit_rows
             self._vocab_size = spec.vocab_size
             self._executor = open_shard(checkpoint, backend=backend, form=form, options=options)
 
-    def prefill(self, tokens: int) -> float:
-        started = time.perf_counter()
-        self._fill(0, tokens)
-        elapsed = time.perf_counter() - started
+    def prefill(self, tokens: int, *, wants_all: bool = False) -> Spent:
+        watch = Stopwatch()
+        self._fill(0, tokens, wants_all=wants_all)
+        spent = watch.read()
         self._executor.close_session(0)
-        return elapsed
+        return spent
 
-    def _fill(self, session: int, tokens: int) -> None:
+    def _fill(self, session: int, tokens: int, *, wants_all: bool = False) -> None:
         from shardcompute.core.batch import Segment
 
         ids = _tokens(tokens) % self._vocab_size
-        for start in range(0, tokens, self._max_rows):
-            count = min(self._max_rows, tokens - start)
-            self._executor.step([Segment(session, start, count, 1)], ids[start : start + count])
+        most = min(self._max_rows, self._max_logit_rows) if wants_all else self._max_rows
+        for start in range(0, tokens, most):
+            count = min(most, tokens - start)
+            segment = Segment(session, start, count, count if wants_all else 1)
+            self._executor.step([segment], ids[start : start + count])
 
-    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> float:
+    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> Spent:
         """`picks`: each step goes on from the likeliest tokens, which somebody has to find."""
         from shardcompute.backends.executor import PickingExecutor
         from shardcompute.core.batch import Segment
@@ -89,31 +94,31 @@ class OurEngine:
         for session in range(batch):
             self._fill(session, past)
         if not picks and isinstance(self._executor, PickingExecutor) and self._executor.can_pick:
-            elapsed = self._pick_on_device(self._executor, batch, past, steps)
+            spent = self._pick_on_device(self._executor, batch, past, steps)
             self._close(batch)
-            return elapsed
+            return spent
         ids = np.full(batch, 42, dtype=np.int64)
-        started = time.perf_counter()
+        watch = Stopwatch()
         for step in range(steps):
             logits = self._executor.step([Segment(s, past + step, 1, 1) for s in range(batch)], ids)
             if picks:
                 ids = logits.argmax(axis=-1)
-        elapsed = time.perf_counter() - started
+        spent = watch.read()
         self._close(batch)
-        return elapsed
+        return spent
 
     def _close(self, batch: int) -> None:
         for session in range(batch):
             self._executor.close_session(session)
 
-    def _pick_on_device(self, executor: PickingExecutor, batch: int, past: int, steps: int) -> float:
+    def _pick_on_device(self, executor: PickingExecutor, batch: int, past: int, steps: int) -> Spent:
         """The best that the engine can do: each step goes on from what the device picked, one ahead of the host."""
         from shardcompute.backends.executor import PickRule
         from shardcompute.core.batch import Segment
         from shardcompute.core.steps import PICKED
 
         rules, ids = [PickRule()] * batch, np.full(batch, 42, dtype=np.int64)
-        started = time.perf_counter()
+        watch = Stopwatch()
         ahead = None
         for step in range(steps):
             segments = [Segment(session, past + step, 1, 1) for session in range(batch)]
@@ -123,7 +128,7 @@ class OurEngine:
             ahead, ids = launched, np.full(batch, PICKED, dtype=np.int64)
         if ahead is not None:
             ahead.wait()
-        return time.perf_counter() - started
+        return watch.read()
 
 
 class TransformersEngine:
@@ -150,21 +155,21 @@ class TransformersEngine:
         self._model.eval().requires_grad_(False)
         self._vocab_size = self._model.config.vocab_size
 
-    def prefill(self, tokens: int) -> float:
+    def prefill(self, tokens: int, *, wants_all: bool = False) -> Spent:
         ids = self._torch.tensor(_tokens(tokens)[None] % self._vocab_size)
-        started = time.perf_counter()
-        self._model(ids, use_cache=True, logits_to_keep=1)
-        return time.perf_counter() - started
+        watch = Stopwatch()
+        self._model(ids, use_cache=True, logits_to_keep=tokens if wants_all else 1)
+        return watch.read()
 
-    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> float:
+    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> Spent:
         ids = self._torch.tensor(np.repeat(_tokens(past)[None] % self._vocab_size, batch, axis=0))
         out = self._model(ids, use_cache=True, logits_to_keep=1)
         cache, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
-        started = time.perf_counter()
+        watch = Stopwatch()
         for _ in range(steps):
             out = self._model(ids, past_key_values=cache, use_cache=True)
             ids = out.logits[:, -1].argmax(-1, keepdim=True)
-        return time.perf_counter() - started
+        return watch.read()
 
 
 def _tokens(count: int) -> Any:
@@ -183,15 +188,18 @@ def _peak_bytes() -> int:
 
 
 def _answer(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
-    operations: dict[str, Callable[[], float]] = {
-        "prefill": lambda: engine.prefill(command["tokens"]),
+    operations: dict[str, Callable[[], Spent | float]] = {
+        "prefill": lambda: engine.prefill(command["tokens"], wants_all=command.get("wants_all", False)),
         "decode": lambda: engine.decode(
             command["batch"], command["past"], command["steps"], command.get("picks", True)
         ),
         "memory": lambda: psutil.Process().memory_info().rss / _MIB,
         "peak_memory": lambda: _peak_bytes() / _MIB,
     }
-    return {"value": operations[command["operation"]]()}
+    answer = operations[command["operation"]]()
+    if isinstance(answer, Spent):
+        return {"value": answer.clock_s, "processor": answer.processor_s}
+    return {"value": answer}
 
 
 def main() -> None:

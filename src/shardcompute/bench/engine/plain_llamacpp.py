@@ -7,13 +7,13 @@ measure, and the measure of what our backends add or lose.
 from __future__ import annotations
 
 import ctypes
-import time
 from ctypes import POINTER, c_float, c_int8, c_int32
 from typing import Any
 
 import numpy as np
 
 from shardcompute.backends.llamacpp.library import Batch, ContextParams, ModelParams, open_library
+from shardcompute.bench.engine.stopwatch import Spent, Stopwatch
 from shardcompute.core.errors import BackendError
 
 _ROWS = 512
@@ -42,33 +42,33 @@ class PlainLlamaEngine:
         self._memory = self._c.llama_get_memory(self._context)
         self._vocab_size = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(model))
 
-    def prefill(self, tokens: int) -> float:
+    def prefill(self, tokens: int, *, wants_all: bool = False) -> Spent:
         ids = np.random.default_rng(7).integers(0, self._vocab_size, tokens)
-        started = time.perf_counter()
-        self._fill(0, ids)
-        elapsed = time.perf_counter() - started
+        watch = Stopwatch()
+        self._fill(0, ids, wants_all=wants_all)
+        spent = watch.read()
         self._forget(1)
-        return elapsed
+        return spent
 
-    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> float:
+    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> Spent:
         for sequence in range(batch):
             self._fill(sequence, np.random.default_rng(7).integers(0, self._vocab_size, past))
         ids = np.full(batch, 42)
         sequences = np.arange(batch)
-        started = time.perf_counter()
+        watch = Stopwatch()
         for step in range(steps):
             logits = self._compute(ids, np.full(batch, past + step), sequences, np.ones(batch))
             if picks:
                 ids = logits.argmax(axis=-1)
-        elapsed = time.perf_counter() - started
+        spent = watch.read()
         self._forget(batch)
-        return elapsed
+        return spent
 
-    def _fill(self, sequence: int, ids: Any) -> None:
+    def _fill(self, sequence: int, ids: Any, *, wants_all: bool = False) -> None:
         for start in range(0, len(ids), _ROWS):
             part = ids[start : start + _ROWS]
-            wanted = np.zeros(len(part))
-            wanted[-1] = 1
+            wanted = np.full(len(part), wants_all)
+            wanted[-1] = True
             self._compute(part, np.arange(start, start + len(part)), np.full(len(part), sequence), wanted)
 
     def _forget(self, sequences: int) -> None:

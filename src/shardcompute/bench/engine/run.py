@@ -17,6 +17,7 @@ from typing import Any
 
 from shardcompute.backends.llamacpp.library import INSTALL_HINT, is_installed
 from shardcompute.bench.engine.random_gguf import LlamaShape, transformers_config, write_random_gguf
+from shardcompute.bench.engine.stopwatch import Spent
 from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import BackendError
@@ -45,6 +46,8 @@ class EngineBench:
     with_llamacpp: bool = True
     config_path: str = ""
     """Of the same shape for `transformers`, where the model's weights are random."""
+    wants_all: bool = False
+    """Of a prompt, the logits of all rows (see `Engine.prefill`)."""
 
 
 class Arm(Closing):
@@ -59,11 +62,18 @@ class Arm(Closing):
         self._read()
 
     def ask(self, **command: Any) -> float:
+        return float(self._ask(command)["value"])
+
+    def time(self, **command: Any) -> Spent:
+        answer = self._ask(command)
+        return Spent(answer["value"], answer["processor"])
+
+    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
         if self._process.stdin is None:
             raise BackendError(f"the arm {self.name} cannot be asked")
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
-        return float(self._read()["value"])
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
@@ -88,7 +98,9 @@ def run_random_bench(
         path = write_random_gguf(folder / f"{dtype}.gguf", shape, dtype)
         config = folder / f"{dtype}.json"
         config.write_text(json.dumps(transformers_config(shape)), encoding="utf-8")
-        found = run_engine_bench(replace(bench, model_path=str(path), config_path=str(config)), say)
+        is_cut = shape.model_layers > shape.layers
+        whole = replace(bench, model_path=str(path), config_path=str(config), wants_all=is_cut)
+        found = run_engine_bench(whole, say)
         found.append(Result("file", path.stat().st_size / 2**20, "MiB", {"engine": "all"}))
         layers = f"layers of {shape.model_layers or shape.layers}, each whole"
         found.append(Result("depth", shape.layers, layers, {"engine": "all"}))
@@ -141,22 +153,21 @@ def _open_arms(bench: EngineBench, threads: int, say: Say) -> list[Arm]:
 
 
 def _measure(bench: EngineBench, arms: Sequence[Arm], threads: int, say: Say) -> list[Result]:
-    cases: list[tuple[str, int, dict[str, Any]]] = [
-        ("prefill", bench.prefill_tokens, {"operation": "prefill", "tokens": bench.prefill_tokens})
-    ]
+    prompt = {"operation": "prefill", "tokens": bench.prefill_tokens, "wants_all": bench.wants_all}
+    cases: list[tuple[str, int, dict[str, Any]]] = [("prefill", bench.prefill_tokens, prompt)]
     for batch in bench.batches:
         command = {"operation": "decode", "batch": batch, "past": bench.past, "steps": bench.steps}
         cases.append(("decode", batch, command))
     results = []
     for metric, size, command in cases:
-        speeds: dict[str, list[float]] = {arm.name: [] for arm in arms}
+        spent: dict[str, list[Spent]] = {arm.name: [] for arm in arms}
         tokens = size if metric == "prefill" else size * bench.steps
         for round_number in range(bench.rounds):
             say(f"{threads} threads, {metric} {size}: round {round_number + 1} of {bench.rounds}")
             for arm in arms:
-                speeds[arm.name].append(tokens / arm.ask(**command))
+                spent[arm.name].append(arm.time(**command))
         for arm in arms:
-            results += _speed_results(metric, size, threads, arm.name, speeds)
+            results += _speed_results(metric, size, threads, arm.name, tokens, spent)
     for arm in arms:
         labels = {"engine": arm.name, "threads": threads}
         results.append(Result("resident_memory", arm.ask(operation="memory"), "MiB", labels))
@@ -165,13 +176,19 @@ def _measure(bench: EngineBench, arms: Sequence[Arm], threads: int, say: Say) ->
 
 
 def _speed_results(
-    metric: str, size: int, threads: int, name: str, speeds: dict[str, list[float]]
+    metric: str, size: int, threads: int, name: str, tokens: int, spent: dict[str, list[Spent]]
 ) -> list[Result]:
+    """Speeds by the clock; with one thread also ratios by the least processor time of all rounds."""
     label = "batch" if metric == "decode" else "tokens"
     labels = {"engine": name, "threads": threads, label: size}
+    speeds = {arm: [tokens / each.clock_s for each in rounds] for arm, rounds in spent.items()}
+    least = {arm: min(each.processor_s for each in rounds) for arm, rounds in spent.items()}
     results = [Result(metric, statistics.median(speeds[name]), "tok/s", labels)]
     for baseline, short in _BASELINES.items():
         if baseline in speeds and name not in _BASELINES:
             ratio = median_ratio(speeds[name], speeds[baseline])
             results.append(Result(f"{metric}_vs_{short}", ratio, "ratio", labels))
+            if threads == 1:
+                ratio = least[baseline] / least[name]
+                results.append(Result(f"{metric}_vs_{short}_by_processor_time", ratio, "ratio", labels))
     return results
