@@ -7,9 +7,11 @@ it is told where large begins; what is larger than that goes back to the machine
 from __future__ import annotations
 
 import ctypes
+import io
 import logging
-import re
+import mmap
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -17,8 +19,8 @@ import psutil
 log = logging.getLogger(__name__)
 _M_MMAP_THRESHOLD = -3
 _MADV_DONTNEED = 4
-_CODE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) r-xp .* /.*\n(?:\w+:.*\n)*?Anonymous: +0 kB$", re.MULTILINE)
-"""A mapping of a file's code of which no page was written to."""
+_PRESENT, _OF_FILE = 1 << 63, 1 << 61
+"""What the system says of a page: it is in memory, and a file's or shared."""
 _LARGE_BYTES = 1 << 18
 _STEP_BYTES = 1 << 23
 
@@ -42,25 +44,57 @@ def return_freed_memory() -> None:
 
 
 def release_code() -> None:
-    """Let go of the code of libraries: what starting and loading ran, and nothing runs again, is a third of it. The
-    rest is found again in the system's own memory of the file, page by page, when it is next run."""
+    """Let go of the code and constants of libraries: what starting and loading used, and nothing uses again, is half of
+    it. The rest is found again in the system's own memory of the file, page by page, when it is next used."""
     if sys.platform == "linux":
-        _release_code()
+        try:
+            _release_code()
+        except OSError as error:
+            log.info("the code of libraries stays in memory: %s", error)
 
 
 def _release_code() -> None:
-    libc = ctypes.CDLL(None)
-    advise = getattr(libc, "madvise", None)
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
     if advise is None:
         return
-    try:
-        mappings = Path("/proc/self/smaps").read_bytes()
-    except OSError as error:
-        log.info("the code of libraries stays in memory: %s", error)
-        return
-    for found in _CODE.finditer(mappings):
-        start, stop = (int(edge, 16) for edge in found.groups())
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_DONTNEED)
+    found = [_Mapping.read(line) for line in Path("/proc/self/maps").read_text().splitlines()]
+    libraries = {mapping.path for mapping in found if mapping.mode == "r-xp"} - {""}
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
+        for mapping in found:
+            if mapping.path in libraries and mapping.mode in ("r-xp", "r--p"):
+                for start, stop in _unchanged(pages, mapping):
+                    advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_DONTNEED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    start: int
+    stop: int
+    mode: str
+    path: str
+    """Of a file; empty for anything else."""
+
+    @classmethod
+    def read(cls, line: str) -> _Mapping:
+        addresses, mode, _, _, _, *name = line.split(maxsplit=5)
+        start, stop = (int(edge, 16) for edge in addresses.split("-"))
+        return cls(start, stop, mode, name[0] if name and name[0].startswith("/") else "")
+
+
+def _unchanged(pages: io.RawIOBase, mapping: _Mapping) -> list[tuple[int, int]]:
+    """Where its pages are those of the file: what a loader wrote to is nowhere else."""
+    size, word_bytes = mmap.PAGESIZE, 8
+    pages.seek(mapping.start // size * word_bytes)
+    content = pages.read((mapping.stop - mapping.start) // size * word_bytes) or b""
+    runs: list[tuple[int, int]] = []
+    for number, word in enumerate(memoryview(content).cast("Q")):
+        if word & _PRESENT and word & _OF_FILE:
+            start = mapping.start + number * size
+            if runs and runs[-1][1] == start:
+                runs[-1] = (runs[-1][0], start + size)
+            else:
+                runs.append((start, start + size))
+    return runs
 
 
 def resident_bytes() -> int:

@@ -76,3 +76,24 @@ def test_code_that_is_let_go_comes_back_as_it_is_run() -> None:
     release_code()
     assert file_bytes() < before - (4 << 20)
     assert np.array_equal(numbers @ numbers, product)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_constants_of_libraries_are_let_go_and_what_loading_wrote_is_not() -> None:
+    def pages_of(library: str) -> tuple[int, int]:
+        """Of its read-only data: KiB of the file, and KiB that were written when it was loaded."""
+        part = rf"r--p [^\n]*{library}[^\n]*\n(?:\w+:[^\n]*\n)*?"
+        text = Path("/proc/self/smaps").read_text()
+        resident, written = (
+            sum(int(size) for size in re.findall(rf"{part}{field}:\s+(\d+)", text))
+            for field in ("Rss", "Anonymous")
+        )
+        return resident - written, written
+
+    numbers = np.arange(64.0).reshape(8, 8)
+    product, (before, written) = numbers @ numbers, pages_of("_multiarray_umath")
+    release_code()
+    after, kept = pages_of("_multiarray_umath")
+    assert after < before / 2
+    assert kept == written
+    assert np.array_equal(numbers @ numbers, product)
