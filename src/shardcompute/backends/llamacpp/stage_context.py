@@ -33,6 +33,7 @@ from shardcompute.backends.llamacpp.library import (
 from shardcompute.backends.llamacpp.routers import LOGITS, RouterRows
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.core.errors import BackendError, CapacityError, UnsupportedModelError
+from shardcompute.core.process_memory import join_pages
 
 KV_BYTES_PER_ENTRY = 2
 STREAM_MULTIPLE = 256
@@ -172,6 +173,7 @@ class StageContext:
             )
         self._check_model()
         release_mapped(self._file.path)
+        join_pages()
         params = ContextParams.from_buffer_copy(self._library.context_defaults)
         params.n_ctx, params.n_seq_max = streams * stream_tokens, streams
         params.n_batch = params.n_ubatch = ROWS_AT_ONCE

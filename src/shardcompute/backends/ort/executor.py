@@ -19,7 +19,7 @@ from shardcompute.backends.ort.tower import OrtTower
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.pictures import PictureSpan
-from shardcompute.core.process_memory import give_back_large_blocks, return_freed_memory
+from shardcompute.core.process_memory import give_back_large_blocks, join_pages, return_freed_memory
 
 _PROBED_ROWS = 16
 # The cheapest first; the last is not tried.
@@ -74,6 +74,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         give_back_rows(self._buffers, 0)
         LOADING_ROOM.release()
         return_freed_memory()
+        join_pages()
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         rows = count_rows(segments)

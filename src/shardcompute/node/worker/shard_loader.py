@@ -33,7 +33,7 @@ from shardcompute.core.errors import (
 )
 from shardcompute.core.fields import shorten
 from shardcompute.core.phases import phase
-from shardcompute.core.process_memory import release_code
+from shardcompute.core.process_memory import release_code, return_freed_memory
 from shardcompute.core.settings import Settings
 from shardcompute.core.units import format_bytes
 from shardcompute.models.spec import Stage
@@ -498,6 +498,7 @@ class ShardLoader:
                 drafter, size_bytes = opened
                 self._note_draft_head(key, size_bytes)
                 self._stages.draft_with(key, drafter)
+            return_freed_memory()
             release_code()
         except ShardComputeError as error:
             log.warning("no draft head of %s is used: %s", card.model, error)

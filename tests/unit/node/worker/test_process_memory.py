@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from shardcompute.backends.kv import HostKv
@@ -15,7 +17,12 @@ from shardcompute.control.events import NodeSeen
 from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling
 from shardcompute.core.kv_types import KvShape
-from shardcompute.core.process_memory import give_back_large_blocks, release_code, resident_bytes
+from shardcompute.core.process_memory import (
+    give_back_large_blocks,
+    join_pages,
+    release_code,
+    resident_bytes,
+)
 from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.node.admin.view_builder import view_nodes
 from shardcompute.node.worker.activation_log import ActivationLog, Chunk
@@ -97,3 +104,19 @@ def test_constants_of_libraries_are_let_go_and_what_loading_wrote_is_not() -> No
     assert after < before / 2
     assert kept == written
     assert np.array_equal(numbers @ numbers, product)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system of Linux is told")
+def test_only_memory_that_is_there_is_joined_and_it_keeps_its_numbers() -> None:
+    def resident() -> int:
+        return psutil.Process().memory_info().rss
+
+    full = np.arange(4 << 20, dtype=np.int64)
+    sparse = np.frombuffer(mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE), dtype=np.uint8)
+    sparse[:: 1 << 20] = 1
+    before = resident()
+    joined = join_pages()
+    assert joined % (2 << 20) == 0
+    assert resident() - before < 8 << 20
+    assert np.array_equal(full, np.arange(4 << 20))
+    assert sparse.sum() == 64
