@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardcompute.api import create_app
-from shardcompute.node.admin.views import DriverView, LoadView, MemoryParts
+from shardcompute.node.admin.views import DriverView, LoadView, MemoryParts, RankView
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
 from support.api.bridge import LOCAL_SECRET
@@ -141,3 +141,25 @@ def test_memory_is_told_by_what_it_is_for(browser: Any, fakes: Any) -> None:
             "4.0 GiB: all that its process takes now",
         ):
             page.locator(".machine-details dd").filter(has_text=text).wait_for()
+
+
+def test_ranks_are_shown_beside_each_other_with_their_layers(browser: Any, fakes: Any) -> None:
+    crowd = Crowd(4, 1, stages=2)
+    (chain,) = crowd.view.chains
+    ids = [node.id for node in crowd.view.nodes]
+
+    def rank(index: int, weight: int = 1) -> RankView:
+        return RankView(node=ids[index], weight=weight, memory_bytes=0)
+
+    seats = [(rank(0), rank(2, 2)), (rank(1), rank(3))]
+    stages = tuple(replace(stage, ranks=ranks) for stage, ranks in zip(chain.stages, seats, strict=True))
+    crowd.view = replace(crowd.view, chains=(replace(chain, stages=stages),))
+    with shown(browser, fakes, crowd, viewport=WIDE) as page:
+        lines = [page.locator(f'.map [data-node="{id}"] .line').text_content() for id in ids]
+        assert [line.partition(" · ")[2] for line in lines] == ["rank 0", "rank 0", "rank 1", "rank 1"]
+        assert lines[0].partition(" · ")[0] == lines[2].partition(" · ")[0]
+        assert page.locator(".map .way.is-ranks").count() == 2
+        told = page.locator(".layers .ranks li").all_text_contents()
+        assert [line.split(":")[0] for line in told] == ["rank 0", "rank 1"] * 2
+        assert told[1].endswith("weight 2")
+        assert page.evaluate(OVERLAPS) == []

@@ -50,6 +50,12 @@ class ExactnessClass:
             return self.kernels.startswith("cuda ") and self.kernels.endswith(" triton")
         return self.backend == "onnx" or (self.backend in ("mlx", "llamacpp") and not is_gpu)
 
+    @property
+    def has_exact_ranks(self) -> bool:
+        """Whether tensor ranks that gather have the bits of one process: an output is computed alike whichever others
+        are computed beside it. Tested for ONNX Runtime only."""
+        return self.backend == "onnx"
+
     def own_error(self, form: str) -> float:
         """How far its logits may be from float32 with the same weights, which are in `form`."""
         has_blocks = form != "float32"

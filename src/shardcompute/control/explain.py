@@ -11,7 +11,7 @@ from shardcompute.control.decisions import place_next_chain
 from shardcompute.control.placement.place import PlacedStage, Placement, Unplaceable, asked_in_words
 from shardcompute.control.placement.rank_groups import rank_shortage
 from shardcompute.control.placement.request import placement_request
-from shardcompute.control.state import Chain, ClusterState, Model, Node
+from shardcompute.control.state import Assignment, Chain, ClusterState, Model, Node
 from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
 
 ModelStatus = Literal["serving", "loading", "moving", "recovering", "unservable"]
@@ -175,18 +175,19 @@ def explain_bottleneck(plan: Placement, names: Mapping[str, str]) -> str:
     )
 
 
-def explain_step(stages: Sequence[tuple[str, float]], hops_s: float, names: Mapping[str, str]) -> str:
-    """What held back a step that was measured: nodes with the seconds they computed, and what the way around takes."""
+def explain_step(stages: Sequence[tuple[Assignment, float]], hops_s: float, names: Mapping[str, str]) -> str:
+    """What held back a step that was measured: stages with the seconds they computed, and what the way around takes."""
     compute_s = sum(seconds for _, seconds in stages)
     slowest, slowest_s = max(stages, key=lambda stage: stage[1])
-    name = names.get(slowest, slowest)
+    name = " + ".join(names.get(node, node) for node in slowest.members)
     if hops_s > compute_s:
         return (
             f"bottleneck: the network, about {format_seconds(hops_s)} on {count_of(len(stages) + 1, 'hop')} "
             f"against {format_seconds(compute_s)} of computing in the newest step"
         )
     if len(stages) == 1:
-        return f"bottleneck: {name}, which does everything: {format_seconds(compute_s)} in the newest step"
+        does = "do everything together" if slowest.ranks else "does everything"
+        return f"bottleneck: {name}, which {does}: {format_seconds(compute_s)} in the newest step"
     return (
         f"bottleneck: {name}, {format_seconds(slowest_s)} of {format_seconds(compute_s)} of computing "
         f"in the newest step; the network adds about {format_seconds(hops_s)}"

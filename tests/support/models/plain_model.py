@@ -45,6 +45,23 @@ SPEC = ModelSpec(
 _LAYER_BYTES = (28_000_000,) * LAYERS
 
 
+def small_model() -> Model:
+    """Of the default model's shape, which is small: 135M weights, 9 heads that two ranks cannot halve."""
+    spec = replace_fields(
+        SPEC, layers=(Layer(),) * 30, hidden=576, heads=9, kv_heads=3, intermediate=1536, vocab_size=49152
+    )
+    layer_bytes = (2_200_000,) * 30
+    return ranked_model(
+        layer_bytes=layer_bytes,
+        work_bytes=layer_work(spec, layer_bytes),
+        embedding_bytes=30_000_000,
+        head_bytes=30_000_000,
+        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer(),
+        hidden=spec.hidden,
+        tensor=tensor_terms(spec, lambda: 32),
+    )
+
+
 def ranked_model(heads: int = 32, kv_heads: int = 4, **changes: object) -> Model:
     """Layers of width 2048 in 4-bit blocks, as `bench tensor --shape 1.1b` has them."""
     spec = replace_fields(SPEC, heads=heads, kv_heads=kv_heads)

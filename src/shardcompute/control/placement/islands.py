@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import inf, log2
 
+from shardcompute.backends.exactness import parse_class
 from shardcompute.control.placement.capacities import NodeCapacity, Request
 from shardcompute.control.placement.rank_groups import OfferTable, offers_of, seat_ranks
 from shardcompute.control.state import RankSeat
@@ -27,8 +28,8 @@ _NEAR_S = 25e-6
 
 def ways_to_group(request: Request, offers: Offers) -> list[Offers]:
     """Offers with groups that are quicker than each of their members would be alone, in a few combinations, the most
-    promising first. What was not measured is left as it is."""
-    able = [offer for offer in offers if offer.rank_class and offer.is_measured]
+    promising first. What was not measured is left as it is, and so are those who would give other tokens together."""
+    able = [offer for offer in offers if offer.is_measured and _keeps_tokens(offer.rank_class)]
     if request.model.tensor is None or len(able) < 2:
         return []
     table = offers_of(request)
@@ -52,6 +53,11 @@ def asked_groups(request: Request, offers: Offers, ranks: int, exchange: Exchang
         if groups and groups not in seen:
             seen.add(groups)
             yield groups
+
+
+def _keeps_tokens(rank_class: str) -> bool:
+    known = parse_class(rank_class) if rank_class else None
+    return known is not None and known.has_exact_ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,9 @@ def _score_words(search: Search, found: Found) -> list[str]:
 
 def _why_left_out(request: Request, found: Found, extra: NodeCapacity) -> str:
     """What the chosen placement would become with this machine where it is nearest."""
+    asked = request.parallel
+    if asked.tp > 1 and all(stage.ranks for stage in found.stages):
+        return f"{asked} was asked for, and it would compute alone"
     table = offers_of(request)
     order = [table[stage] for stage in found.stages]
     if len(order) >= request.sizes.layer_count:

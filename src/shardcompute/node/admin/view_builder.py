@@ -323,7 +323,9 @@ def _explain_bottleneck(
     if plan is None:
         return ""
     if all(stage.node in times for stage in chain.stages):
-        return explain_step([(node, times[node].compute_s) for node in chain.nodes], plan.hops_s, names)
+        return explain_step(
+            [(stage, times[stage.node].compute_s) for stage in chain.stages], plan.hops_s, names
+        )
     return explain_bottleneck(plan, names)
 
 

@@ -70,7 +70,8 @@ function makeStage() {
   const range = h("span", { class: "cut" });
   const time = h("span", { class: "cut muted" });
   const fill = h("i", { "aria-hidden": "true" });
-  const item = h("li", {}, fill, name, range, time);
+  const ranks = h("ol", { class: "ranks", "aria-label": "Machines that compute each of these layers together" });
+  const item = h("li", {}, fill, name, range, time, ranks);
   item.refresh = (stage, count, isStandby = false) => {
     item.className = `${hueOf(stage.node)}${stage.fraction < 1 ? " is-loading" : ""}`;
     item.style.flexGrow = String(stage.stop - stage.start);
@@ -80,6 +81,11 @@ function makeStage() {
     }
     fill.style.transform = `scaleX(${stage.fraction})`;
     const members = stage.ranks?.length ? stage.ranks.map((rank) => rank.node) : [stage.node];
+    ranks.hidden = members.length < 2;
+    keyed(ranks, ranks.hidden ? [] : stage.ranks, (rank) => rank.node, () => h("li"), (line, rank) => {
+      mark(line, "class", `cut ${hueOf(rank.node)}`);
+      say(line, `rank ${members.indexOf(rank.node)}: ${nickname(nameOf(rank.node))}, weight ${rank.weight}`);
+    });
     const named = members.map((node) => nickname(nameOf(node))).join(" + ");
     say(name, isStandby ? `${named} stands by` : named);
     say(range, layers(stage.start, stage.stop));

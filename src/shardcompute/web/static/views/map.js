@@ -53,7 +53,7 @@ const driverOf = (view, chain) => chain.driver_host || view.driver;
 
 /** The coordinator, then stages in their order, then the others; with places, names as far as they fit, and what they do. */
 function arrange(view, chain, pixels) {
-  const order = new Map(chain ? chain.stages.map((stage, index) => [stage.node, index]) : []);
+  const order = new Map(chain ? chain.stages.flatMap(membersOf).map((node, index) => [node, index]) : []);
   const rank = (node) => order.get(node.id) ?? 1000 + (isLive(node) ? 0 : 1000);
   const around = view.nodes.filter((node) => node.status !== "gone" && node.id !== view.driver)
     .sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name, undefined, { numeric: true }));
@@ -71,9 +71,15 @@ function arrange(view, chain, pixels) {
   return { shown, shape };
 }
 
+/** The machines of a stage: those that compute it together, the leading one first. */
+const membersOf = (stage) => (stage.ranks?.length ? stage.ranks.map((rank) => rank.node) : [stage.node]);
+
 function rolesOf(view) {
   const stages = new Map();
-  for (const chain of view.chains) for (const stage of chain.stages) stages.set(stage.node, stages.has(stage.node) ? null : layers(stage.start, stage.stop));
+  for (const chain of view.chains) for (const stage of chain.stages) membersOf(stage).forEach((node, index, all) => {
+    const told = `${layers(stage.start, stage.stop)}${all.length > 1 ? ` · rank ${index}` : ""}`;
+    stages.set(node, stages.has(node) ? null : told);
+  });
   return {
     stages,
     standbys: new Set(view.chains.flatMap((each) => each.standbys.map((standby) => standby.node))),
@@ -91,6 +97,7 @@ function hopsOf(view, places) {
     });
     const driver = driverOf(view, chain);
     add([driver, ...stages, driver], "round");
+    for (const members of chain.stages.map(membersOf)) members.slice(1).forEach((node, index) => add([members[0], node], `ranks ${index}`));
     if (driver !== view.driver) add([view.driver, driver], "handover");
     for (const other of chain.drivers ?? []) {
       if (other.node === driver || other.node === view.driver || !stages.length) continue;
