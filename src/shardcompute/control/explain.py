@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardcompute.backends.exactness import describe_exactness, with_kv
+from shardcompute.backends.exactness import describe_exactness, parse_class, with_kv
 from shardcompute.control.decisions import place_next_chain
 from shardcompute.control.placement.place import PlacedStage, Placement, Unplaceable, asked_in_words
 from shardcompute.control.placement.rank_groups import rank_shortage
@@ -151,10 +151,18 @@ def classes_of(state: ClusterState, nodes: Sequence[str], model: Model) -> list[
     return ["" if node is None else node.exactness_of(model) for node in found]
 
 
-def explain_exactness(state: ClusterState, nodes: Sequence[str], model: Model) -> str:
-    """What a chain of the model on these nodes promises about its results."""
+def explain_exactness(state: ClusterState, stages: Sequence[Assignment], model: Model) -> str:
+    """What a chain of the model with these stages promises about its results."""
+    nodes = [node for stage in stages for node in stage.members]
     classes = [with_kv(name, model.kv_type) for name in classes_of(state, nodes, model)]
-    return describe_exactness(classes, model.weight_form)
+    promise = describe_exactness(classes, model.weight_form)
+    shared = [stage for stage in stages if stage.ranks]
+    known = [parse_class(name) for name in classes]
+    if any(stage.exchange == "reduce" for stage in shared):
+        return f"{promise}; ranks add up here: one machine, or other ranks, may give other tokens where two are near"
+    if shared and not all(each is not None and each.has_exact_ranks for each in known):
+        return f"{promise}; between ranks and one machine tokens may differ where two are near"
+    return promise
 
 
 def explain_bottleneck(plan: Placement, names: Mapping[str, str]) -> str:

@@ -1,5 +1,5 @@
-"""Two processes that compute every layer together, one of which is killed or stopped amid an answer: the tokens are
-those of one process, and nobody hangs."""
+"""Two processes of three that compute every layer together, one of which is killed or stopped amid an answer: the
+tokens are those of one process, nobody hangs, and two of them meet again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_rank_is_lost_amid_an_answer(
     model = save_tiny_llama(tmp_path / "tiny")
     with open_alone(model) as service:
         expected, served = Alone(service).answer(greedy(PROMPT, TOKENS)).text, service.name
-    options = ["--workers", "2", "--parallel", "tp=2", "--backend", "onnx", "--threads", "1"]
+    options = ["--workers", "3", "--parallel", "tp=2", "--backend", "onnx", "--threads", "1"]
     options += ["--kv-tokens", "2048", "--speculate", "off"]
     with swarm_of(model, tmp_path / "cluster", *options) as swarm:
         swarm.wait_until(lambda: len(rank_names(swarm)) == 2)
@@ -61,6 +61,8 @@ def test_a_rank_is_lost_amid_an_answer(
                 victim.resume()
         [after] = swarm.state()["chains"]
         assert after["epoch"] > before["epoch"]
+        swarm.wait_until(lambda: len(rank_names(swarm)) == 2)
+        assert answer(swarm, served, lambda: None) == expected
 
 
 def rank_names(swarm: Swarm) -> list[str]:

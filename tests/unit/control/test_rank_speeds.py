@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from shardcompute.control import PlacementPolicy
 from shardcompute.control import events as happened
+from shardcompute.control.explain import explain_exactness
 from shardcompute.control.placement.cost_model import score
 from shardcompute.control.placement.parallelism import AUTO, PIPELINE, Parallelism
 from shardcompute.control.placement.request import placement_request
@@ -102,6 +103,17 @@ def test_others_are_expected_to_disappoint_as_well(cluster: Any) -> None:
     serve_group(cluster, 4 * LAYER_S)
     cluster.settle()
     assert all(len(each) == 1 for each in members(cluster))
+
+
+@pytest.mark.parametrize(("exchange", "told"), [("gather", ""), ("reduce", "ranks add up here")])
+def test_what_ranks_promise_is_told(cluster: Any, exchange: Any, told: str) -> None:
+    grow(cluster, "ab")
+    ask(cluster, Parallelism(tp=2, exchange=exchange))
+    [chain] = cluster.state.live_chains()
+    words = explain_exactness(cluster.state, chain.stages, MODEL)
+    assert "the same tokens whatever the split" in words
+    assert words.partition("; ")[2].startswith(told)
+    assert bool(words.partition("; ")[2]) == bool(told)
 
 
 def test_ranks_that_were_asked_for_stay_however_slow(cluster: Any) -> None:

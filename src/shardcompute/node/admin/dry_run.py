@@ -246,8 +246,7 @@ def _exactness(state: ClusterState, plan: Placement | Unplaceable, model: Model)
     """What the classes of a plan's stages promise."""
     if isinstance(plan, Unplaceable):
         return ""
-    members = [node for stage in plan.stages for node in stage.assignment.members]
-    return explain_exactness(state, members, model)
+    return explain_exactness(state, plan.assignments, model)
 
 
 def _parts(state: ClusterState, model: Model, plan: Placement | Unplaceable) -> list[StageBytes]:

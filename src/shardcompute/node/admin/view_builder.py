@@ -309,7 +309,7 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         drivers=_view_drivers(state, chain),
         driver_host=current_host(chain),
         driver_host_reason=_explain_driver_host(state, chain, now_s, names),
-        exactness=explain_exactness(state, chain.members, state.models[chain.model].model),
+        exactness=explain_exactness(state, chain.stages, state.models[chain.model].model),
         is_mixed=is_mixed(classes_of(state, chain.members, state.models[chain.model].model)),
         last_move=chain.last_move,
         is_moving=chain.target is not None,
