@@ -53,6 +53,7 @@ from shardcompute.core.generation import Speculation
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.phases import log_phases, phase
 from shardcompute.core.settings import Settings
+from shardcompute.core.sockets.hosts import bracketed
 from shardcompute.core.units import count_of
 from shardcompute.version import VERSION
 from shardcompute.weights.sources.reference import parse_reference
@@ -581,7 +582,8 @@ def _scheme(tls: ServerTls | None) -> str:
 
 def _api_url(plan: ClusterPlan, tls: ServerTls | None, host: str, port: int) -> str:
     """Where clients on other machines find the API."""
-    return f"{_scheme(tls)}://{plan.cluster.advertise or reachable_host(host)}:{port}"
+    named = plan.cluster.advertise
+    return f"{_scheme(tls)}://{bracketed(named) if named else reachable_host(host)}:{port}"
 
 
 def _or(given: int | None, default: int) -> int:

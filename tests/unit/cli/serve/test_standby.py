@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from shardcompute.api.access.hosts import hosts_of
+from shardcompute.cli.options.cluster import ClusterArguments, ServingArguments
+from shardcompute.cli.serve.foreground import ClusterPlan, _api_url
 from shardcompute.cli.serve.standby.candidate import run_candidate
 from shardcompute.cli.serve.standby.server import StandbyAddress
 from shardcompute.node import cluster as cluster_room
@@ -48,8 +50,7 @@ class Coordinator:
         self.is_listening.set()
 
     def _lead(self, checkpoint: object, leadership: Leadership, prepared: object) -> None:
-        with pytest.raises(httpx.ConnectError):
-            self.get("/health")  # the port is free
+        assert not any(thread.name == "standby API" for thread in threading.enumerate()), "the port is free"
         self.led.append(leadership.epoch)
 
     def get(self, path: str) -> httpx.Response:
@@ -116,3 +117,16 @@ def test_one_that_waits_ends_when_it_is_asked_to(
     waiting.run()
     assert (waiting.led, waiting.opened) == ([], 1)
     assert not any(key.startswith(f"{PREFIX}waiting/") for key in store.values)
+
+
+@pytest.mark.parametrize(
+    ("advertise", "url"),
+    [
+        (None, "http://127.0.0.1:8000"),
+        ("home.example.org", "http://home.example.org:8000"),
+        ("2001:db8::1", "http://[2001:db8::1]:8000"),
+    ],
+)
+def test_where_others_say_that_its_api_is(advertise: str | None, url: str) -> None:
+    plan = ClusterPlan(ServingArguments(), ClusterArguments(advertise=advertise), "native")
+    assert _api_url(plan, None, "127.0.0.1", 8000) == url
