@@ -301,7 +301,9 @@ def test_a_link_moves_to_no_way_that_was_not_chosen(home: Home) -> None:
         mock.patch.object(relays_room.RelayBook, "punch_port", return_value=None),
         a.dial(b.url, "stage", b.node) as link,
     ):
-        [role] = home.reach(b).upgrades._links
+        waiting = home.reach(b).upgrades._links
+        wait_until(lambda: len(waiting) == 1, "its other end expects a better way", WAIT_S)
+        [role] = waiting
         with a.dial_direct(b._near_url, role, b.node):
             assert all(is_answered(link) for _ in range(50))
         assert all(is_answered(link) for _ in range(50))
