@@ -226,6 +226,11 @@ class Executor(Protocol):
         Only from the last slice, after a step with `keeps_hidden`, and valid until the next step."""
         ...
 
+    def final_rows(self) -> Array:
+        """The states `[rows, hidden]`, float32, behind the last layer and before the norm, of all rows of the last step.
+        Where and when there are `hidden_rows`; UnsupportedModelError from a backend that cannot give them."""
+        ...
+
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         """Begin session `target` with the first `length` tokens of `source`, which ends if it is moved.
 
@@ -318,6 +323,13 @@ class ComputedStep:
 
     def wait(self) -> Array:
         return self.output
+
+
+def refuse_final_rows(what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{what} gives no states that a draft head could draft from",
+        hint="compute the last layers with --backend onnx, torch or mlx, or draft from the text with `ngram`",
+    )
 
 
 def refuse_pictures(what: str) -> UnsupportedModelError:

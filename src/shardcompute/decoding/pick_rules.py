@@ -10,7 +10,7 @@ from shardcompute.decoding.filters import COLDEST
 from shardcompute.decoding.noise import NOISE_RANGE, stream_key
 from shardcompute.decoding.penalties import build_adjusters
 
-_GREEDY = PickRule()
+BEST = PickRule()
 
 
 def pick_rule(sampling: Sampling, position: int) -> PickRule | None:
@@ -19,7 +19,7 @@ def pick_rule(sampling: Sampling, position: int) -> PickRule | None:
     if sampling.logprobs is not None or sampling.grammar is not None or build_adjusters(sampling):
         return None
     if sampling.temperature == 0.0:
-        return _GREEDY
+        return BEST
     temperature = max(sampling.temperature, COLDEST)
     return PickRule(
         temperature=temperature,

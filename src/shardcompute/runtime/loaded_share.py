@@ -181,6 +181,9 @@ class LateLeader(SynchronousSteps):
     def hidden_rows(self) -> Array:
         return self.share.executor.hidden_rows()
 
+    def final_rows(self) -> Array:
+        return self.share.executor.final_rows()
+
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         self._current().adopt(source, target, length, is_moved=is_moved)
 

@@ -8,11 +8,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardcompute.backends.executor import Executor, ExecutorOptions, Network, PictureNetwork
+from shardcompute.backends.executor import (
+    Executor,
+    ExecutorOptions,
+    Network,
+    PictureNetwork,
+    refuse_final_rows,
+)
 from shardcompute.backends.footprint import ADAPTING_HOLDERS, holding_of
 from shardcompute.backends.host.low_rank import NO_ADAPTERS, AdapterLayers
-from shardcompute.backends.matrix import ChosenRows, HeldRows, StoredRows, rows_of
-from shardcompute.core.batch import PAGE_TOKENS
+from shardcompute.backends.matrix import ChosenRows, DenseMatrix, HeldRows, StoredRows, rows_of
 from shardcompute.core.errors import BackendError, UnsupportedModelError, UsageError
 from shardcompute.core.phases import phase
 from shardcompute.models.decoder import Decoder, StoredTables, TensorSource
@@ -27,13 +32,17 @@ from shardcompute.runtime.head_drafter import HeadDrafter, HeadDraftLimits
 from shardcompute.runtime.llamacpp import open_local_stage
 from shardcompute.weights.adapters import stage_adapters
 from shardcompute.weights.checkpoint import Checkpoint
-from shardcompute.weights.formats.quantise import WEIGHT_FORMS
+from shardcompute.weights.formats.quantise import WEIGHT_FORMS, convert
 from shardcompute.weights.held import column_block
 
 BACKENDS: tuple[str, ...] = ("onnx", "torch", "mlx", "llamacpp", "numpy", "transformers")
 """The last one runs models that have no spec of ours, see `runtime.fallback`."""
 RANKED_BACKENDS: tuple[str, ...] = ("onnx", "torch", "mlx", "numpy")
 """Those that can run a tensor rank."""
+DRAFTING_BACKENDS: tuple[str, ...] = ("onnx", "torch", "mlx", "numpy")
+"""Those whose last stage can have a draft head."""
+_DRAFT_HEAD_ROWS = 128
+"""Of one of its steps: prompts are shown to it in pieces, and what it computes with stays small."""
 
 
 def open_shard(
@@ -147,31 +156,32 @@ def build_head_drafter(
     backend: str,
     options: ExecutorOptions,
 ) -> HeadDrafter:
-    """What drafts on from the final states of a last stage; `source` has the model's head and embedding. Rows of the
-    embedding are read where they are stored, if they can be: few are, one for each drafted token."""
+    """What drafts on from the final states of a last stage on this backend; `source` has the model's head and
+    embedding, `options.kv_bytes` is for its memory of sessions. UnsupportedModelError where the backend gives no such
+    states. Rows of the embedding are read where they are stored, if they can be: few are, one for each token."""
+    if backend not in DRAFTING_BACKENDS:
+        raise refuse_final_rows(backend)
     head = rows_of(source.matrix("head"), weights.ids)
+    if isinstance(head, DenseMatrix):
+        # All of it is read for every drafted token, which is only a guess.
+        head = convert(head, "int8")
     stored = source.stored_rows("embedding") if isinstance(source, StoredTables) else None
     embedding: StoredRows
     if stored is not None:
         embedding = ChosenRows(stored, weights.ids)
     else:
         embedding = HeldRows(rows_of(source.matrix("embedding"), weights.ids))
-    limits = HeadDraftLimits(context_length=options.context_length, max_rows=options.max_logit_rows)
-    # It keeps nothing between steps: every row is the first of a session of its own.
-    options = replace(options, kv_bytes=1 << 20, max_rows=options.max_logit_rows, context_length=PAGE_TOKENS)
+    rows = min(options.max_rows, _DRAFT_HEAD_ROWS)
+    limits = HeadDraftLimits(options.context_length, max_rows=options.max_logit_rows, step_rows=rows)
+    options = replace(options, max_rows=rows, max_logit_rows=min(options.max_logit_rows, rows))
     return HeadDrafter(
-        _run_by(drafting_backend(backend), DraftHeadNetwork(spec, weights, head), options),
+        _run_by(backend, DraftHeadNetwork(spec, weights, head), options),
         weights.ids,
         embedding,
         limits,
         vocab_size=spec.vocab_size,
         embedding_scale=spec.embedding_scale,
     )
-
-
-def drafting_backend(backend: str) -> str:
-    """What computes a draft head beside a last stage on this backend: llama.cpp knows no such network."""
-    return "onnx" if backend == "llamacpp" else backend
 
 
 def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executor:

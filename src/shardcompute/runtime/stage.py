@@ -1,7 +1,8 @@
 """One shard at work: sessions, KV and `step`, with the tail where the chain ends.
 
 A step is begun and finished; on a device that computes beside the host, the next one may begin in between. A last
-stage may have a drafter: `draft` then tells what may follow the tokens that a step has picked.
+stage may have a drafter: it is shown what was computed (`remember`), and `draft` then tells what may follow the tokens
+that a step has picked.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -41,6 +43,7 @@ from shardcompute.runtime.tail import Tail
 
 log = logging.getLogger(__name__)
 _STEP = "a step was computed"
+_Result = TypeVar("_Result")
 
 
 @dataclass(eq=False, slots=True)
@@ -144,7 +147,7 @@ class StageRuntime:
         if not self._is_first and activations is None:
             raise ValueError("a stage behind the first needs activations")
         tail = self._tail
-        keeps_hidden = tail is not None and (self._has_to_draft(known) or tail.wants_hidden(known, openings))
+        keeps_hidden = tail is not None and (self._is_shown(known) or tail.wants_hidden(known, openings))
         launch = self._launcher(activations, openings, keeps_hidden)
         step = within_memory(lambda: launch(known), self._free_memory, _STEP)
         pending = PendingFrame(known, openings, step, launch, keeps_hidden)
@@ -166,18 +169,24 @@ class StageRuntime:
         """Begin a step and finish it."""
         return self.finish(self.begin(work, openings, activations))
 
-    def draft(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> list[Draft]:
-        """Head drafts behind the tokens that `step` has just picked, where they are asked for and can be made."""
-        if self._drafter is None or self._tail is None or not self._has_to_draft(work):
+    def remember(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> None:
+        """Show the drafter, where there is one, what `step` has just computed and picked."""
+        drafter, tail = self._drafter, self._tail
+        if drafter is None or tail is None or not self._is_shown(work):
+            return
+        self._drafting(lambda: drafter.remember(work, picked, self._executor.final_rows()))
+        for part in work:
+            if not tail.has(part.session):
+                # It ended while it was computed.
+                drafter.close_session(part.session)
+
+    def draft(self, work: Sequence[SessionRows]) -> list[Draft]:
+        """Head drafts behind what was remembered of this work, where they are asked for and can be made."""
+        drafter, tail = self._drafter, self._tail
+        if drafter is None or tail is None or not any(part.head_draft_tokens for part in work):
             return []
-        try:
-            return self._drafter.draft(work, picked, self._executor.hidden_rows(), self._tail)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            log.warning("nothing is drafted any more: %s", device_memory_error(error, "it drafted").message)
-        self._free_memory()
-        return []
+        open_work = [part for part in work if tail.has(part.session)]
+        return self._drafting(lambda: drafter.draft(open_work, tail)) or []
 
     def draft_with(self, drafter: HeadDrafter | None) -> None:
         """From now on draft with this; None: not at all."""
@@ -196,6 +205,8 @@ class StageRuntime:
         for session in sessions:
             self._executor.close_session(session)
             self._chosen.pop(session, None)
+            if self._drafter is not None:
+                self._drafter.close_session(session)
             if self._pending:
                 # Its tokens are still to be picked, and thrown away.
                 self._pending[-1].ended.append(session)
@@ -204,7 +215,8 @@ class StageRuntime:
 
     def reset(self) -> None:
         """Forget every session: the chain has a new shape and its driver replays what it needs."""
-        self.close_sessions(self._executor.sessions())
+        drafted = [] if self._drafter is None else self._drafter.sessions()
+        self.close_sessions({*self._executor.sessions(), *drafted})
 
     def session_length(self, session: int) -> int:
         return self._executor.session_length(session)
@@ -310,6 +322,7 @@ class StageRuntime:
                 later.is_stale = True
         out = self._wait(pending)
         tail.open(pending.openings)
+        self._share_memories(pending.openings)
         hidden = self._executor.hidden_rows() if pending.keeps_hidden else None
         picked = tail.pick(pending.work, out, hidden)
         self._guesses = {} if isinstance(out, np.ndarray) else _guesses_of(pending.work, out)
@@ -341,8 +354,34 @@ class StageRuntime:
         self.draft_with(None)
         free_caches()
 
-    def _has_to_draft(self, work: Sequence[SessionRows]) -> bool:
-        return self._drafter is not None and any(part.head_draft_tokens for part in work)
+    def _is_shown(self, work: Sequence[SessionRows]) -> bool:
+        """Whether the drafter sees a step of this work: each one, but for single rows that nobody drafts behind on a
+        device that has the next step under way meanwhile."""
+        return self._drafter is not None and (
+            not self._executor.is_asynchronous
+            or any(part.head_draft_tokens or len(part.ids) > 1 for part in work)
+        )
+
+    def _share_memories(self, openings: Iterable[Opening]) -> None:
+        """What sessions begin with, the drafter remembers of them too."""
+        drafter = self._drafter
+        if drafter is None:
+            return
+        for opening in openings:
+            prefix = opening.prefix
+            if prefix is not None:
+                drafter.adopt(prefix.source, opening.session, prefix.length, is_moved=prefix.is_moved)
+
+    def _drafting(self, work: Callable[[], _Result]) -> _Result | None:
+        """None where memory ran out: nothing is drafted then any more."""
+        try:
+            return work()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("nothing is drafted any more: %s", device_memory_error(error, "it drafted").message)
+        self._free_memory()
+        return None
 
 
 def _guesses_of(work: Sequence[SessionRows], rows: PickedRows) -> dict[int, int]:

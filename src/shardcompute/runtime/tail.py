@@ -25,7 +25,7 @@ from shardcompute.decoding import (
     needs_history,
     score_token,
 )
-from shardcompute.decoding.pick_rules import pick_rule
+from shardcompute.decoding.pick_rules import BEST, pick_rule
 from shardcompute.models.vocabulary import Vocabulary
 
 _NO_HISTORY = TokenHistory()
@@ -122,6 +122,10 @@ class Tail:
         if pick is None or pick[0] != position:
             raise RowGapError(f"no token of session {session} was picked for position {position}")
         return pick[1]
+
+    def takes_best(self, session: int) -> bool:
+        """Whether the tokens of a session are those of the best logits, whatever came before."""
+        return pick_rule(self._session(session).sampling, 0) == BEST
 
     def follow(self, part: SessionRows) -> None:
         """Remember these tokens and pick none."""

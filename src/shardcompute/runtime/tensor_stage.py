@@ -149,6 +149,9 @@ class TensorLeader(SynchronousSteps):
     def hidden_rows(self) -> Array:
         return self._ranked.executor.hidden_rows()
 
+    def final_rows(self) -> Array:
+        return self._ranked.executor.final_rows()
+
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         self._budget.adopt(source, target, length, is_moved=is_moved)
         self._command(RankAdopt(source, target, length, is_moved))

@@ -65,6 +65,9 @@ class DeferredExecutor:
     def hidden_rows(self) -> Array:
         return self.inner.hidden_rows()
 
+    def final_rows(self) -> Array:
+        return self.inner.final_rows()
+
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         self.inner.adopt(source, target, length, is_moved=is_moved)
 

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from shardcompute.backends.executor import ExecutorOptions, KvUsage, SynchronousSteps, refuse_pictures
+from shardcompute.backends.executor import (
+    ExecutorOptions,
+    KvUsage,
+    SynchronousSteps,
+    refuse_final_rows,
+    refuse_pictures,
+)
 from shardcompute.backends.fallback.sessions import KEPT_STATES, CachedSession
 from shardcompute.backends.fallback.stage_model import FallbackStage, StageModel
 from shardcompute.backends.kv import PageBudget
@@ -65,6 +71,9 @@ class TransformersExecutor(SynchronousSteps):
 
     def hidden_rows(self) -> Array:
         return self._hidden
+
+    def final_rows(self) -> Array:
+        raise refuse_final_rows("transformers")
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         held = self._sessions.get(source)

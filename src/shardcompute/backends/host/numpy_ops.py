@@ -316,6 +316,7 @@ class NumpyExecutor(KvSessions[HostKv], SynchronousSteps):
         self._layers: list[Any] = [network.load_layer(self._ops, i) for i in range(network.layer_count)]
         self._head = network.load_head(self._ops) if network.is_last else None
         self._hidden: Array = np.empty((0, network.hidden), dtype=np.float32)
+        self._final = self._hidden
         encode = None
         if network.pictures is not None and network.is_first:
             encode = EagerTower(network.pictures, self._ops).encode
@@ -335,11 +336,15 @@ class NumpyExecutor(KvSessions[HostKv], SynchronousSteps):
             x = network.layer(ops, self._shared, weights, i, x)
         if not network.is_last:
             return np.asarray(x)
+        self._final = np.asarray(x)
         self._hidden = network.normed(ops, self._head, x)
         return np.asarray(network.head(ops, self._head, self._hidden))
 
     def hidden_rows(self) -> Array:
         return self._hidden
+
+    def final_rows(self) -> Array:
+        return self._final
 
     def close(self) -> None:
         self._layers.clear()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from shardcompute.backends.executor import ExecutorOptions, SynchronousSteps
+from shardcompute.backends.executor import ExecutorOptions, SynchronousSteps, refuse_final_rows
 from shardcompute.backends.kv import KvSessions
 from shardcompute.backends.llamacpp.stage_context import (
     ROWS_AT_ONCE,
@@ -85,6 +85,9 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
         if self._normed is None:
             raise UsageError("the last step kept no hidden states")
         return self._normed
+
+    def final_rows(self) -> Array:
+        raise refuse_final_rows("llama.cpp")
 
     def close(self) -> None:
         self._context.close()

@@ -59,6 +59,7 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
         dtype = choose_format(options.dtype, is_gpu=is_gpu)
         self._functions: OrderedDict[tuple[int, ...], _StepFunctions] = OrderedDict()
         self._hidden: Array | None = None
+        self._final: Array | None = None
         # Whoever closes it does not free what a step is computing with.
         self._lock = threading.Lock()
         with mx.stream(self._stream):
@@ -111,23 +112,30 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         self._check(segments, inputs)
         self._pictures.check(segments)
-        self._hidden = None
+        self._hidden = self._final = None
         with self._lock, mx.stream(self._stream):
             self._kv.take(segments)
             padded = pad_step(segments, self._kv.tables, self._kv.scratch)
             if self._network.pictures is not None:
                 padded = self._see(padded, segments)
-            result, hidden = self._run(padded, inputs, segments)
-            mx.eval(result, self._kv.keys, self._kv.values, *([hidden] if keeps_hidden else []))
+            result, *kept = self._run(padded, inputs, segments)
+            mx.eval(result, self._kv.keys, self._kv.values, *(kept if keeps_hidden else []))
         count = padded.logit_count if self._network.is_last else padded.row_count
         if keeps_hidden:
+            hidden, final = kept
             self._hidden = np.array(hidden)[:count]
+            self._final = np.array(final)[: padded.row_count]
         return np.array(result)[:count]
 
     def hidden_rows(self) -> Array:
         if self._hidden is None:
             raise UsageError("the last step kept no hidden states")
         return self._hidden
+
+    def final_rows(self) -> Array:
+        if self._final is None:
+            raise UsageError("the last step kept no final states")
+        return self._final
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         with self._lock, mx.stream(self._stream):
@@ -140,7 +148,7 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
             self._layers.clear()
             self._kv.keys.clear()
             self._kv.values.clear()
-            self._embedding = self._head = self._shared = self._hidden = None
+            self._embedding = self._head = self._shared = self._hidden = self._final = None
             self._ops = MlxOps(0, mx.float32)
             mx.clear_cache()
 
@@ -166,8 +174,9 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
             row += segment.count
         return dataclasses.replace(step, turns=turns, ends=ends)
 
-    def _run(self, step: PaddedStep, inputs: Array, segments: Sequence[Segment]) -> tuple[Any, Any]:
-        """The result and the hidden rows that logits were made of, padded, float32, not yet computed."""
+    def _run(self, step: PaddedStep, inputs: Array, segments: Sequence[Segment]) -> tuple[Any, ...]:
+        """The result and, from the last slice, the hidden rows that logits were made of and the final states of all
+        rows: padded, float32, not yet computed."""
         functions, arrays, kv = self._functions_for(step.shape), step_arrays(step), self._kv
         self._ops.row_count = step.row_count
         padded = np.zeros(
@@ -181,9 +190,10 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
         for i, layer in enumerate(functions.layers):
             x, kv.keys[i], kv.values[i] = layer(x, kv.keys[i], kv.values[i], arrays)
         if functions.normed is None or functions.head is None:
-            return x.astype(mx.float32), None
+            return (x.astype(mx.float32),)
         normed = functions.normed(x, arrays)
-        return functions.head(normed, arrays).astype(mx.float32), normed.astype(mx.float32)
+        result = functions.head(normed, arrays)
+        return tuple(each.astype(mx.float32) for each in (result, normed, x))
 
     def _functions_for(self, shape: tuple[int, ...]) -> _StepFunctions:
         found = self._functions.pop(shape, None)

@@ -60,9 +60,11 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         )
         self._input = self._ops.source(network.hidden)
         self._normed: Value | None = None
+        self._final: Value | None = None
         self._output = self._record(network, self._input)
-        self._logit_rows = 0
-        kept = [self._input, self._output, *([] if self._normed is None else [self._normed])]
+        self._rows = self._logit_rows = 0
+        ends = (self._input, self._output, self._final, self._normed)
+        kept = [value for value in ends if value is not None]
         narrow = options.max_logit_rows + _PROBED_ROWS
         assign_buffers(self._ops.steps, kept, capacity, narrow)
         self._steps = self._ops.steps
@@ -103,13 +105,18 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         for step in self._steps:
             if run.rows:
                 step.run(run)
-        self._logit_rows = logit_rows
+        self._rows, self._logit_rows = rows, logit_rows
         return self._output.buffer[: logit_rows if self._is_last else rows]
 
     def hidden_rows(self) -> Array:
         if self._normed is None:
             raise UsageError("only the last stage of a model has final hidden states")
         return self._normed.buffer[: self._logit_rows]
+
+    def final_rows(self) -> Array:
+        if self._final is None:
+            raise UsageError("only the last stage of a model has final states")
+        return self._final.buffer[: self._rows]
 
     def needs_encoding(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> bool:
         return self._pictures.needs_encoding(spans, patches)
@@ -184,6 +191,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
             x = network.layer(ops, shared, network.load_layer(ops, i), i, x)
         if network.is_last:
             weights = network.load_head(ops)
+            self._final = x
             self._normed = network.normed(ops, weights, x)
             ops.keep(self._normed)
             x = network.head(ops, weights, self._normed)

@@ -33,7 +33,7 @@ from shardcompute.backends.torch.ops import TorchOps
 from shardcompute.backends.torch.picked import DevicePicks, LastPicks
 from shardcompute.backends.torch.picking import can_draw
 from shardcompute.backends.torch.plan import StepPlan, plan_step
-from shardcompute.backends.torch.steps import Computed
+from shardcompute.backends.torch.steps import Computed, reordered
 from shardcompute.backends.torch.transfers import Download, upload
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import UsageError
@@ -64,6 +64,7 @@ class TorchExecutor(KvSessions[PagedKv]):
             self._ops: TorchOps
             self._ops, self._last, self._graphs = self._choose_ops(options, use_library)
         self._normed: torch.Tensor | None = None
+        self._final: torch.Tensor | None = None
         self._rows: Sequence[tuple[slice, torch.Tensor]] = ()
         """Of pictures, in the step that is computed."""
         with torch.inference_mode():
@@ -166,6 +167,16 @@ class TorchExecutor(KvSessions[PagedKv]):
             raise UsageError("the last step kept no hidden states")
         return self._normed.float()
 
+    def final_rows(self) -> Array:
+        rows: Array = self.final_tensor().cpu().numpy()
+        return rows
+
+    def final_tensor(self) -> torch.Tensor:
+        """`final_rows` where they were computed."""
+        if self._final is None:
+            raise UsageError("the last step kept no final states")
+        return self._final.float()
+
     def step_tensor(
         self, segments: Sequence[Segment], inputs: torch.Tensor, *, keeps_hidden: bool = False
     ) -> torch.Tensor:
@@ -187,7 +198,7 @@ class TorchExecutor(KvSessions[PagedKv]):
         if self._graphs is not None:
             self._graphs.close()
         self._layers.clear()
-        self._embedding = self._head = self._shared = self._normed = None
+        self._embedding = self._head = self._shared = self._normed = self._final = None
 
     def _check(self, segments: Sequence[Segment], inputs: Array, lowest: int = 0) -> None:
         rows = count_rows(segments)
@@ -240,11 +251,13 @@ class TorchExecutor(KvSessions[PagedKv]):
             if computed is None:
                 self._ops.begin(plan)
                 computed = self._last.note(self._forward(upload(inputs, self._device), None), slots)
-            computed = computed.first(len(plan.logit_rows) if self._network.is_last else plan.rows)
-            self._normed = computed.normed if keeps_hidden else None
-            if plan.order is None or self._network.is_last:
-                return computed
-            return computed.reordered(plan.order)
+            computed = computed.first(plan.rows, len(plan.logit_rows))
+            self._normed = self._final = None
+            if computed.final is None:
+                return replace(computed, result=reordered(computed.result, plan.order))
+            if keeps_hidden:
+                self._normed, self._final = computed.normed, reordered(computed.final, plan.order)
+            return computed
 
     def _choose_ops(self, options: ExecutorOptions, use_library: bool) -> tuple[TorchOps, LastPicks, Any]:
         sessions = self._kv.budget.total_pages
@@ -278,5 +291,6 @@ class TorchExecutor(KvSessions[PagedKv]):
         if not network.is_last:
             return Computed(ops.finish(x))
         normed = ops.computed(network.normed(ops, self._head, x))
-        computed = Computed(ops.finish(network.head(ops, self._head, normed)), normed)
+        logits = ops.finish(network.head(ops, self._head, normed))
+        computed = Computed(logits, normed, final=ops.computed(x))
         return computed if slots is None else self._last.note(computed, slots)

@@ -241,7 +241,8 @@ class _DeviceMemory:
 
 
 def _borrow_all(computed: Computed) -> Computed:
-    optional = (None if each is None else _borrow(each) for each in (computed.normed, computed.best))
+    given = (computed.normed, computed.best, computed.final)
+    optional = (None if each is None else _borrow(each) for each in given)
     return Computed(_borrow(computed.result), *optional)
 
 

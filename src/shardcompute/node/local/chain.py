@@ -135,7 +135,8 @@ class LocalChain:
             picked = stage.finish(begun.pending)
             if not isinstance(picked, list):
                 raise UsageError("the last stage of a chain must pick tokens")
-            drafts = stage.draft(begun.pending.work, picked)
+            stage.remember(begun.pending.work, picked)
+            drafts = stage.draft(begun.pending.work)
         except Exception as error:
             self._driver.step_failed(begun.frame.sequence, _told(error))
         else:

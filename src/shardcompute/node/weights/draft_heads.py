@@ -10,19 +10,19 @@ import contextlib
 import importlib.resources
 import logging
 import os
-import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from shardcompute.backends.executor import ExecutorOptions
-from shardcompute.backends.footprint import holding_of
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CorruptModelError
+from shardcompute.core.kv_types import kv_token_bytes
 from shardcompute.models.draft_head import DraftHeadWeights, decode_draft_head, encode_draft_head
 from shardcompute.models.spec import head_stage
 from shardcompute.node.weights.client import RemoteTensors
 from shardcompute.runtime.head_drafter import HeadDrafter
-from shardcompute.runtime.shard import build_head_drafter, drafting_backend
+from shardcompute.runtime.shard import build_head_drafter
 from shardcompute.weights.attached import find_attachment, read_attachment
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 _FILE = "head.draft"
 _HELD_SHARE = 5
 """Quarters of its bytes in the file that kernels hold, see `backends.footprint`."""
-_RUNTIME_BYTES = 48 << 20
-"""Of a library that is loaded for a draft head alone."""
+_LEAST_TOKENS = 4 * PAGE_TOKENS
+"""Of sessions it must be able to remember so many, or it drafts worse than it costs."""
 DRAFT_HEAD = "draft-head"
 """The name under which it is attached to a model."""
 
@@ -61,7 +61,7 @@ def draft_head_attachments(checkpoint: Checkpoint, folder: Path | None) -> tuple
     if content is None:
         return {}, ""
     try:
-        decode_draft_head(content, checkpoint.spec.hidden)
+        decode_draft_head(content, checkpoint.spec.hidden, checkpoint.spec.vocab_size)
     except CorruptModelError as error:
         problem = f"{path or 'the packaged one'} is left out: {error.message}"
         log.warning("%s", problem)
@@ -99,32 +99,28 @@ def open_head_drafter(
     options: ExecutorOptions,
     room_bytes: int,
     holding: str,
+    kv_tokens: int,
 ) -> tuple[HeadDrafter, int] | None:
-    """What a last stage drafts with, and the memory that it takes; None where that is more than there is room for."""
+    """What a last stage drafts with, and the memory that it takes; None where that is more than there is room for. It
+    remembers `kv_tokens` of sessions, as many as the stage does, or as many as there is room for."""
     content = read_attachment(tensors, DRAFT_HEAD)
     if content is None:
         return None
-    weights = decode_draft_head(content, card.spec.hidden)
+    weights = decode_draft_head(content, card.spec.hidden, card.spec.vocab_size)
     share = len(weights.ids) / card.spec.vocab_size
     sizes = held_sizes_of_card(card, context_length=options.context_length)
-    drafting = drafting_backend(backend)
-    wanted = holding if drafting == backend else holding_of(drafting, options.device)
-    held = next(each for each in sizes if each.holder == wanted)
+    held = next(each for each in sizes if each.holder == holding)
     rows_bytes = int(share * (held.head_bytes + held.embedding_bytes))
     logits_bytes = 4 * options.max_logit_rows * len(weights.ids)
-    size_bytes = _HELD_SHARE * len(content) // 4 + rows_bytes + logits_bytes + _kv_bytes(card, options)
-    if drafting != backend and "onnxruntime" not in sys.modules:
-        size_bytes += _RUNTIME_BYTES
-    if size_bytes > room_bytes:
+    size_bytes = _HELD_SHARE * len(content) // 4 + rows_bytes + logits_bytes
+    token_bytes = len(weights.layers) * kv_token_bytes(options.kv_type, weights.kv_shape)
+    tokens = min(max(kv_tokens, _LEAST_TOKENS), (room_bytes - size_bytes) // token_bytes)
+    if tokens < _LEAST_TOKENS:
         return None
+    options = replace(options, kv_bytes=tokens * token_bytes)
     source = shard_source(card, tensors, head_stage(card.spec))
-    return build_head_drafter(card.spec, source, weights, backend=backend, options=options), size_bytes
-
-
-def _kv_bytes(card: Card, options: ExecutorOptions) -> int:
-    """It keeps nothing between steps: a page for every row, within what its executor may take."""
-    page_bytes = PAGE_TOKENS * card.spec.kv_bytes_per_token_and_layer()
-    return min(1 << 20, options.max_logit_rows * page_bytes)
+    drafter = build_head_drafter(card.spec, source, weights, backend=backend, options=options)
+    return drafter, size_bytes + options.kv_bytes
 
 
 def _path(folder: Path, checkpoint: Checkpoint) -> Path:

@@ -288,7 +288,8 @@ class ShardLoader:
         if stage.is_last and leads and draft_head_bytes(card):
             self._note_draft_head(key)
             # Not before the stage is there: a chain that waits for it can do without.
-            add = partial(self._add_draft_head, key, card, suppliers, backend, options)
+            kv_tokens = parts.kv_bytes // max(1, kv_token_bytes)
+            add = partial(self._add_draft_head, key, card, suppliers, backend, options, kv_tokens)
             threading.Thread(target=add, name="draft head", daemon=True).start()
         part = 1.0 if ranked is None else ranked.part
         return MeasuredShard(shape, speed if part == 1.0 else of_whole_layers(speed, part))
@@ -477,6 +478,7 @@ class ShardLoader:
         suppliers: Sequence[Supplier],
         backend: str,
         options: ExecutorOptions,
+        kv_tokens: int,
     ) -> None:
         """Let a last stage draft, where there is memory left for that."""
         try:
@@ -490,6 +492,7 @@ class ShardLoader:
                     options=options,
                     room_bytes=room_bytes,
                     holding=self.holding(backend),
+                    kv_tokens=kv_tokens,
                 )
                 if opened is None:
                     log.info("no memory is left for a draft head of %s", card.model)

@@ -535,15 +535,18 @@ class StageServer:
                 slot.times.observe(frame.rows, computed - started)
                 self._observe_pace(slot, pending.work, computed - started)
             drafts: list[Draft] = []
+            if isinstance(out, list):
+                slot.runtime.remember(pending.work, out)
+            drafting = time.perf_counter()
             if isinstance(out, list) and not frame.replay:
-                drafts = slot.runtime.draft(pending.work, out)
+                drafts = slot.runtime.draft(pending.work)
             timing = StageTiming(
                 self._node,
                 started - begun.codec_s - begun.arrived.received_s,
                 computed - started,
                 begun.codec_s,
                 len(begun.arrived.body),
-                draft_s=time.perf_counter() - computed,
+                draft_s=time.perf_counter() - drafting,
                 **self._exchanges(slot),
             )
             send = self._output.of_step(slot, frame, pending.work, pending.openings, out, drafts, timing)
