@@ -55,7 +55,8 @@ def answer(runtime: StageRuntime, prompt: list[int], session: int, most: int) ->
         assert isinstance(picked, list)
         steps += 1
         known += _accepted(work, picked)
-        found = runtime.draft([work], picked)
+        runtime.remember([work], picked)
+        found = runtime.draft([work])
         drafts = found[0].ids if found else ()
         assert not found or found[0].start == len(known)
         ids = (known[-1], *drafts)

@@ -227,8 +227,8 @@ class Executor(Protocol):
         ...
 
     def final_rows(self) -> Array:
-        """The states `[rows, hidden]`, float32, behind the last layer and before the norm, of all rows of the last step.
-        Where and when there are `hidden_rows`; UnsupportedModelError from a backend that cannot give them."""
+        """The states `[rows, hidden]`, float32, behind the last layer and before the norm, of all rows of the last
+        step. Where and when there are `hidden_rows`; UnsupportedModelError from a backend that cannot give them."""
         ...
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:

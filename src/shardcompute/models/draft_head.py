@@ -245,10 +245,12 @@ def _decode(content: bytes, hidden: int) -> DraftHeadWeights:
 def _sizes(shape: Any, hidden: int) -> tuple[tuple[int, ...], float]:
     """Layers, heads, kv_heads, head_dim, width and ids; and theta. ValueError for a shape that cannot be."""
     if not isinstance(shape, Mapping):
-        raise ValueError("its header is none")
+        raise TypeError("its header is none")
     sizes = tuple(shape[name] for name in _MOST)
     theta = shape["theta"]
-    numbers = all(type(size) is int and 0 < size <= most for size, most in zip(sizes, _MOST.values(), strict=True))
+    numbers = all(
+        type(size) is int and 0 < size <= most for size, most in zip(sizes, _MOST.values(), strict=True)
+    )
     if not (numbers and type(theta) in (int, float) and math.isfinite(theta) and theta > 1):
         raise ValueError(f"its shape is {shape}")
     _, heads, kv_heads, head_dim, width, _ = sizes

@@ -34,9 +34,9 @@ _WAITING_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class HeadDraftLimits:
-    """`most` tokens for a session at a time, for `max_rows` sessions; the network takes `step_rows` at once. A token with
-    which the whole draft is less likely than `confidence` to be right, in the network's own eyes, is not sent any
-    more."""
+    """`most` tokens for a session at a time, for `max_rows` sessions; the network takes `step_rows` at once. A token
+    with which the whole draft is less likely than `confidence` to be right, in the network's own eyes, is not sent
+    any more."""
 
     context_length: int
     max_rows: int = 64
@@ -78,7 +78,9 @@ class _SessionMemory:
         while self.waiting and self.waiting[-1].position >= position:
             self.waiting.pop()
 
-    def take(self, start: int, first: int, states: Array, tokens: Sequence[int], following: int | None) -> None:
+    def take(
+        self, start: int, first: int, states: Array, tokens: Sequence[int], following: int | None
+    ) -> None:
         """Rows from `start` on that begin with token `first`, with the tokens behind all but the last of them, and
         behind that one where it is known."""
         self.truncate(start)
@@ -269,7 +271,9 @@ class HeadDrafter:
 
     def _step(self, jobs: Sequence[_Job]) -> dict[int, tuple[Float32, Float32]]:
         inputs = self._inputs([row for job in jobs for row in job.rows])
-        segments = [Segment(each.session, each.start, len(each.rows), int(each.wants_logits)) for each in jobs]
+        segments = [
+            Segment(each.session, each.start, len(each.rows), int(each.wants_logits)) for each in jobs
+        ]
         try:
             logits = np.array(self._compute(segments, inputs), dtype=np.float32)
         except (CapacityError, RowGapError):

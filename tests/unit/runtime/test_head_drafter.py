@@ -1,4 +1,4 @@
-"""Drafts of the last stage: where they begin, where they end, and that nothing is remembered of them."""
+"""Drafts of the last stage: where they begin, where they end, and what is remembered of sessions."""
 
 from __future__ import annotations
 
@@ -7,141 +7,288 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from shardcompute.backends.kv import PageBudget
 from shardcompute.backends.matrix import Array, DenseMatrix, HeldRows
-from shardcompute.core.batch import Segment
+from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.generation import Sampling, TokenChoice
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
 from shardcompute.runtime.head_drafter import HeadDrafter, HeadDraftLimits
 from shardcompute.runtime.tail import Tail
 
-VOCABULARY, HIDDEN, CONTEXT = 40, 4, 64
-KNOWN = np.arange(0, 30, dtype=np.int32)
-"""Tokens from 30 on are not known to the network."""
+VOCABULARY, HIDDEN, CONTEXT = 40, 4, 256
+KNOWN = np.arange(1, 30, dtype=np.int32)
+"""Token 0, and those from 30 on, are not known to the network."""
+Shown = tuple[int, int]
+"""A row: the token that is embedded, and the state, which is its position."""
 
 
 class CountingNetwork:
-    """After token t it expects t + 1, `sureness` sure of it. An embedding is the token's number."""
+    """After token t it expects t + 1, `sureness` sure of it. An embedding is the token's number, a state its row's
+    position; what it holds of each session is what it was shown."""
 
-    def __init__(self, sureness: float = 0.9) -> None:
+    def __init__(self, sureness: float = 0.9, pages: int = 64) -> None:
         self.sureness = sureness
-        self.steps: list[list[int]] = []
+        self.steps: list[list[Segment]] = []
+        self.held: dict[int, list[Shown]] = {}
+        self.budget = PageBudget(1, pages, CONTEXT)
         self._states: Array = np.zeros((0, HIDDEN))
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         assert keeps_hidden
-        assert inputs.shape == (len(segments), 2 * HIDDEN)
-        tokens = inputs[:, HIDDEN].astype(int)
-        self.steps.append([int(token) for token in tokens])
-        self._states = inputs[:, :HIDDEN] + 1
-        logits = np.full((len(tokens), len(KNOWN)), np.log((1 - self.sureness) / (len(KNOWN) - 1)))
-        logits[np.arange(len(tokens)), (tokens + 1) % len(KNOWN)] = np.log(self.sureness)
+        assert inputs.shape == (count_rows(segments), 2 * HIDDEN)
+        self.budget.check(segments)
+        self.steps.append(list(segments))
+        row, wanted = 0, []
+        for segment in segments:
+            self.budget.take(segment)
+            rows = self.held.setdefault(segment.session, [])
+            del rows[segment.start :]
+            own = inputs[row : row + segment.count]
+            rows += [(int(each[0]), int(each[HIDDEN])) for each in own]
+            row += segment.count
+            wanted += (
+                [each[0] for each in rows[len(rows) - segment.logit_rows :]] if segment.logit_rows else []
+            )
+        self._states = inputs[:, HIDDEN:] + 1
+        logits = np.full((len(wanted), len(KNOWN)), np.log((1 - self.sureness) / (len(KNOWN) - 1)))
+        for at, token in enumerate(wanted):
+            logits[at, np.searchsorted(KNOWN, token % len(KNOWN) + 1)] = np.log(self.sureness)
         return logits.astype(np.float32)
 
-    def hidden_rows(self) -> Array:
+    def final_rows(self) -> Array:
         return self._states
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
+        self.budget.adopt(source, target, length, is_moved=is_moved)
+        self.held[target] = self.held[source][:length]
+        if is_moved:
+            del self.held[source]
+
+    def close_session(self, session: int) -> None:
+        self.budget.release(session)
+        self.held.pop(session, None)
 
     def close(self) -> None:
         self.steps.clear()
 
 
-def drafter(network: CountingNetwork, **limits: float) -> HeadDrafter:
-    embedding = np.repeat(KNOWN[:, None], HIDDEN, axis=1).astype(np.float32)
-    return HeadDrafter(
-        network,  # type: ignore[arg-type]
-        KNOWN,
-        HeldRows(DenseMatrix(embedding)),
-        HeadDraftLimits(CONTEXT, **{"most": 8, **limits}),  # type: ignore[arg-type]
-        vocab_size=VOCABULARY,
+class Drafting:
+    """A drafter over such a network, with the tail that picks as it is told."""
+
+    def __init__(self, network: CountingNetwork | None = None, **limits: float) -> None:
+        self.network = network or CountingNetwork()
+        embedding = np.repeat(KNOWN[:, None], HIDDEN, axis=1).astype(np.float32)
+        self.drafter = HeadDrafter(
+            self.network,  # type: ignore[arg-type]
+            KNOWN,
+            HeldRows(DenseMatrix(embedding)),
+            HeadDraftLimits(CONTEXT, **{"most": 8, **limits}),  # type: ignore[arg-type]
+            vocab_size=VOCABULARY,
+        )
+        self.tail = Tail()
+
+    def open(self, *sessions: int, sampling: Sampling | None = None) -> None:
+        self.tail.open(Opening(each, sampling or Sampling(temperature=0.0), 1) for each in sessions)
+
+    def take(self, *parts: tuple[SessionRows, Sequence[int]]) -> list[Draft]:
+        """A step of these rows, of which these tokens were picked; then what is drafted."""
+        work, picked, states = [], [], []
+        for part, tokens in parts:
+            first = part.start + len(part.ids) - part.logit_rows
+            work.append(part)
+            self.tail.follow(part)
+            picked += [
+                Picked(part.session, first + i, TokenChoice(token), is_scored=bool(part.targets))
+                for i, token in enumerate(tokens)
+            ]
+            positions = np.arange(part.start, part.start + len(part.ids))
+            states.append(np.repeat(positions[:, None], HIDDEN, axis=1).astype(np.float32))
+        given = np.concatenate(states)
+        self.drafter.remember(work, picked, given)
+        given[:] = -1  # the next step's are written there
+        return self.drafter.draft(work, self.tail)
+
+
+def prompt(session: int, *ids: int, start: int = 0, drafted: int = 0) -> SessionRows:
+    return SessionRows(session, start, ids, 1, head_draft_tokens=drafted)
+
+
+@pytest.fixture
+def drafting() -> Drafting:
+    drafting = Drafting()
+    drafting.open(7)
+    return drafting
+
+
+def test_drafts_follow_the_picked_token(drafting: Drafting) -> None:
+    assert drafting.take((prompt(7, 3, 5, 8, drafted=4), [10])) == [Draft(7, 4, (11, 12, 13, 14), 3)]
+    # All true rows with the first step; then one row for each token but the last.
+    assert [[each.count for each in step] for step in drafting.network.steps] == [[3], [1], [1], [1]]
+    assert drafting.network.held[7] == [(5, 0), (8, 1), (10, 2), (11, 3), (12, 4), (13, 5)]
+
+
+def test_drafts_go_on_from_the_last_draft_that_held_and_overwrite_the_others(drafting: Drafting) -> None:
+    drafting.take((prompt(7, 3, 5, drafted=3), [10]))
+    # Rows: the known token, then drafts 11, 12 and 20; the last one is not what was picked.
+    part = SessionRows(7, 2, (10, 11, 12, 20), 4, head_draft_tokens=2)
+    assert drafting.take((part, [11, 12, 15, 21])) == [Draft(7, 6, (16, 17), 3)]
+    assert drafting.network.held[7] == [(5, 0), (10, 1), (11, 2), (12, 3), (15, 4), (16, 5)]
+    assert drafting.take((SessionRows(7, 5, (15,), 1, head_draft_tokens=1), [2])) == [Draft(7, 7, (3,), 3)]
+    assert drafting.network.held[7] == [(5, 0), (10, 1), (11, 2), (12, 3), (15, 4), (2, 5)]
+
+
+def test_a_prompt_in_pieces_is_one_text(drafting: Drafting) -> None:
+    drafting.take(
+        (SessionRows(7, 0, tuple(range(1, 21))), []),
     )
+    drafting.take((SessionRows(7, 20, (21, 22)), []))
+    assert not drafting.network.steps
+    assert drafting.take((prompt(7, 23, start=22, drafted=1), [5]))
+    shown = [*((token, token - 2) for token in range(2, 24)), (5, 22)]
+    assert drafting.network.held[7] == shown
 
 
-def opened(*sessions: int, sampling: Sampling | None = None, tokens: Sequence[int] = (1, 2, 3)) -> Tail:
-    tail = Tail()
-    for session in sessions:
-        tail.open([Opening(session, sampling or Sampling(temperature=0.0), len(tokens))])
-        tail.follow(SessionRows(session, 0, tuple(tokens)))
-    return tail
+def test_many_rows_are_shown_at_once_and_in_bounded_steps() -> None:
+    drafting = Drafting(step_rows=16)
+    drafting.open(7)
+    drafting.take((SessionRows(7, 0, tuple(i % 20 + 1 for i in range(50))), []))
+    assert [each.count for step in drafting.network.steps for each in step] == [16, 16, 16]
+    assert drafting.take((prompt(7, 9, start=50, drafted=1), [4]))
+    assert [position for _, position in drafting.network.held[7]] == list(range(51))
 
 
-def picks(session: int, first: int, *tokens: int) -> list[Picked]:
-    return [Picked(session, first + i, TokenChoice(token)) for i, token in enumerate(tokens)]
+def test_a_token_other_than_the_picked_one_is_shown_instead(drafting: Drafting) -> None:
+    drafting.take((prompt(7, 3, 5, drafted=2), [10]))
+    drafting.take((prompt(7, 20, start=2, drafted=1), [4]))
+    assert drafting.network.held[7] == [(5, 0), (20, 1), (4, 2)]
 
 
-def states(count: int) -> Array:
-    return np.zeros((count, HIDDEN), dtype=np.float32)
-
-
-def test_drafts_follow_the_picked_token() -> None:
-    work = [SessionRows(7, 2, (3,), 1, head_draft_tokens=4)]
-    found = drafter(CountingNetwork()).draft(work, picks(7, 2, 10), states(1), opened(7))
-    assert found == [Draft(7, 4, (11, 12, 13, 14), 3)]
-
-
-def test_drafts_go_on_from_the_last_draft_that_held() -> None:
-    # Rows: the known token, then drafts 10, 11 and 20; the last one is not what was picked.
-    work = [SessionRows(7, 2, (3, 10, 11, 20), 4, head_draft_tokens=2)]
-    tail = opened(7)
-    tail.follow(work[0])
-    found = drafter(CountingNetwork()).draft(work, picks(7, 2, 10, 11, 15, 21), states(4), tail)
-    assert found == [Draft(7, 6, (16, 17), 3)]
+def test_a_session_that_goes_back_or_leaves_rows_out_is_followed(drafting: Drafting) -> None:
+    drafting.take((prompt(7, 3, 5, 6, 7, drafted=2), [10]))
+    drafting.take((prompt(7, 9, start=1, drafted=1), [2]))
+    assert drafting.network.held[7] == [(5, 0), (2, 1)]
+    drafting.tail.follow(SessionRows(7, 2, (2, 2, 2, 2)))
+    drafting.take((prompt(7, 8, start=6, drafted=1), [3]))
+    assert drafting.network.held[7] == [(5, 0), (2, 1), (3, 6)]
+    drafting.take((prompt(7, 4, start=3, drafted=1), [6]))
+    assert drafting.network.held[7] == [(5, 0), (2, 1), (6, 3)]
 
 
 def test_sessions_are_drafted_for_side_by_side_and_only_where_asked() -> None:
-    network = CountingNetwork()
-    work = [
-        SessionRows(1, 2, (3,), 1, head_draft_tokens=1),
-        SessionRows(2, 2, (3,), 1),
-        SessionRows(3, 2, (3,), 1, head_draft_tokens=3),
-    ]
-    picked = [*picks(1, 2, 5), *picks(2, 2, 6), *picks(3, 2, 7)]
-    found = drafter(network).draft(work, picked, states(3), opened(1, 2, 3))
+    drafting = Drafting()
+    drafting.open(1, 2, 3)
+    parts = [(prompt(1, 3, drafted=1), [5]), (prompt(2, 3), [6]), (prompt(3, 3, 4, drafted=3), [7])]
+    found = drafting.take(*parts)
     assert [(each.session, each.ids) for each in found] == [(1, (6,)), (3, (8, 9, 10))]
-    assert network.steps == [[5, 7], [8], [9]]
+    steps = [[(each.session, each.count) for each in step] for step in drafting.network.steps]
+    assert steps == [[(1, 1), (3, 2)], [(3, 1)], [(3, 1)]]
+    # What nobody drafted behind is remembered all the same.
+    assert drafting.take((prompt(2, 6, start=1, drafted=1), [9]))
+    assert drafting.network.held[2] == [(6, 0), (9, 1)]
+
+
+def test_sessions_that_share_a_beginning_share_its_memory(drafting: Drafting) -> None:
+    drafting.take((prompt(7, 3, 5, 6, 7, drafted=2), [10]))
+    drafting.drafter.adopt(7, 8, 2)
+    drafting.open(8)
+    drafting.tail.follow(SessionRows(8, 0, (3, 5)))
+    drafting.take((prompt(8, 20, start=2, drafted=1), [21]))
+    # The row where they part was shown with the first one's token, and its state is gone.
+    assert drafting.network.held[8] == [(5, 0), (6, 1), (21, 2)]
+    drafting.drafter.adopt(7, 9, 4)
+    drafting.open(9)
+    drafting.tail.follow(SessionRows(9, 0, (3, 5, 6, 7)))
+    drafting.take((prompt(9, 20, start=4, drafted=1), [21]))
+    assert drafting.network.held[9] == [(5, 0), (6, 1), (7, 2), (20, 3), (21, 4)]
+    drafting.drafter.adopt(7, 6, 3, is_moved=True)
+    assert drafting.network.held[6] == [(5, 0), (6, 1), (7, 2)]
+    assert sorted(drafting.drafter.sessions()) == [6, 8, 9]
+
+
+def test_what_a_session_begins_with_may_not_have_been_shown_yet(drafting: Drafting) -> None:
+    drafting.take((SessionRows(7, 0, (3, 5, 6, 7)), []))
+    drafting.drafter.adopt(7, 8, 3)
+    drafting.drafter.adopt(5, 9, 3)
+    drafting.open(8, 9)
+    for session in (8, 9):
+        drafting.tail.follow(SessionRows(session, 0, (3, 5, 6)))
+        drafting.take((prompt(session, 11, start=3, drafted=1), [12]))
+    assert drafting.network.held[8] == [(5, 0), (6, 1), (11, 2), (12, 3)]
+    assert drafting.network.held[9] == [(12, 3)]
+
+
+def test_an_ended_session_is_forgotten(drafting: Drafting) -> None:
+    drafting.take((prompt(7, 3, 5, drafted=2), [10]))
+    drafting.drafter.close_session(7)
+    assert not drafting.network.held
+    assert not drafting.drafter.sessions()
+
+
+def test_where_memory_is_short_the_quietest_session_begins_anew() -> None:
+    drafting = Drafting(CountingNetwork(pages=2))
+    drafting.open(1, 2, 3)
+    for session in (1, 2, 1, 3):
+        start = drafting.tail.length(session)
+        assert drafting.take((prompt(session, 3, start=start, drafted=1), [5]))
+    assert sorted(drafting.network.held) == [1, 3]
+    assert drafting.take((prompt(2, 5, start=1, drafted=1), [6]))
+    assert drafting.network.held[2] == [(6, 1)]
+
+
+def test_a_session_too_long_for_the_memory_is_only_not_drafted_for() -> None:
+    drafting = Drafting(CountingNetwork(pages=1), step_rows=16)
+    drafting.open(1)
+    drafting.take((SessionRows(1, 0, tuple(i % 20 + 1 for i in range(100))), []))
+    assert drafting.take((prompt(1, 3, start=100, drafted=1), [5]))
+    assert len(drafting.network.held[1]) < 64
 
 
 def test_a_draft_ends_where_it_is_more_likely_wrong() -> None:
-    work = [SessionRows(7, 2, (3,), 1, head_draft_tokens=8)]
-    found = drafter(CountingNetwork(0.5), confidence=0.2).draft(work, picks(7, 2, 3), states(1), opened(7))
-    assert found == [Draft(7, 4, (4, 5), 1)]
-    assert not drafter(CountingNetwork(0.1), confidence=0.2).draft(work, picks(7, 2, 3), states(1), opened(7))
+    for sureness, ids in ((0.5, [(4, 5)]), (0.1, [])):
+        drafting = Drafting(CountingNetwork(sureness), confidence=0.2)
+        drafting.open(7)
+        assert [each.ids for each in drafting.take((prompt(7, 9, drafted=8), [3]))] == ids
 
 
-def test_a_token_that_is_not_known_ends_drafting() -> None:
-    work = [SessionRows(7, 2, (3,), 1, head_draft_tokens=4)]
-    assert drafter(CountingNetwork()).draft(work, picks(7, 2, 35), states(1), opened(7)) == []
+def test_a_token_that_is_not_known_is_shown_as_nothing(drafting: Drafting) -> None:
+    drafting.take((prompt(7, 3, 35, drafted=1), [36]))
+    assert drafting.network.held[7] == [(0, 0), (0, 1)]
 
 
-def test_the_context_bounds_drafts() -> None:
-    tokens = tuple(range(20)) * 3
-    work = [SessionRows(7, 59, (tokens[59],), 1, head_draft_tokens=8)]
-    found = drafter(CountingNetwork()).draft(work, picks(7, 59, 1), states(1), opened(7, tokens=tokens))
+def test_the_context_bounds_drafts(drafting: Drafting) -> None:
+    tokens = tuple(range(1, 21)) * 12
+    found = drafting.take((prompt(7, *tokens, *range(1, 13), drafted=8), [1]))
     assert found[0].start + len(found[0].ids) <= CONTEXT
 
 
-def test_prompts_that_are_scored_are_not_drafted_on() -> None:
-    work = [SessionRows(7, 2, (3,), 1, (4,), head_draft_tokens=4)]
-    picked = [Picked(7, 2, TokenChoice(4), is_scored=True)]
-    assert drafter(CountingNetwork()).draft(work, picked, states(1), opened(7)) == []
+def test_prompts_that_are_scored_are_not_drafted_on(drafting: Drafting) -> None:
+    part = SessionRows(7, 0, (3, 5), 2, (5, 4), head_draft_tokens=4)
+    assert drafting.take((part, [5, 4])) == []
+    drafting.take((prompt(7, 9, start=2, drafted=1), [10]))
+    assert drafting.network.held[7] == [(5, 0), (9, 1), (10, 2)]
 
 
 @pytest.mark.parametrize(
     "sampling", [Sampling(temperature=0.9, seed=3), Sampling(temperature=0.0, repetition_penalty=1.5)]
 )
 def test_the_tail_knows_afterwards_what_it_knew_before(sampling: Sampling) -> None:
-    tail, other = opened(7, sampling=sampling), opened(7, sampling=sampling)
+    one, other = Drafting(), Drafting()
     logits = np.random.default_rng(2).standard_normal((2, VOCABULARY)).astype(np.float32)
-    work = SessionRows(7, 3, (4, 9), 2, head_draft_tokens=5)
-    first, first_other = tail.pick([work], logits), other.pick([work], logits)
-    drafter(CountingNetwork()).draft([work], first, states(2), tail)
-    assert first == first_other
-    assert tail.length(7) == other.length(7)
-    following = SessionRows(7, 4, (first[0].choice.id,), 1)
-    assert tail.pick([following], logits[:1]) == other.pick([following], logits[:1])
+    work, firsts = SessionRows(7, 3, (4, 9), 2, head_draft_tokens=5), []
+    for each in (one, other):
+        each.open(7, sampling=sampling)
+        each.tail.follow(SessionRows(7, 0, (1, 2, 3)))
+        firsts.append(each.tail.pick([work], logits))
+    one.drafter.remember([work], firsts[0], np.zeros((2, HIDDEN), dtype=np.float32))
+    one.drafter.draft([work], one.tail)
+    assert firsts[0] == firsts[1]
+    assert one.tail.length(7) == other.tail.length(7)
+    following = SessionRows(7, 4, (firsts[0][0].choice.id,), 1)
+    assert one.tail.pick([following], logits[:1]) == other.tail.pick([following], logits[:1])
 
 
 def test_biases_and_penalties_count_for_drafts() -> None:
-    sampling = Sampling(temperature=0.0, logit_bias={11: -100.0})
-    work = [SessionRows(7, 2, (3,), 1, head_draft_tokens=1)]
-    network = drafter(CountingNetwork(), confidence=0.0)
-    found = network.draft(work, picks(7, 2, 10), states(1), opened(7, sampling=sampling))
+    drafting = Drafting(confidence=0.0)
+    drafting.open(7, sampling=Sampling(temperature=0.0, logit_bias={11: -100.0}))
+    found = drafting.take((prompt(7, 3, drafted=1), [10]))
     assert found[0].ids != (11,)

@@ -96,8 +96,9 @@ def _draft(drafter: HeadDrafter, hidden: int) -> list[Draft]:
     tail.open([Opening(1, Sampling(temperature=0.0), 3)])
     work = SessionRows(1, 0, (7, 80, 3), 1, head_draft_tokens=4)
     tail.follow(work)
-    states = np.random.default_rng(0).standard_normal((1, hidden), dtype=np.float32)
-    return drafter.draft([work], [Picked(1, 2, TokenChoice(80))], states, tail)
+    states = np.random.default_rng(0).standard_normal((3, hidden), dtype=np.float32)
+    drafter.remember([work], [Picked(1, 2, TokenChoice(80))], states)
+    return drafter.draft([work], tail)
 
 
 def drafting_service(checkpoint: Checkpoint) -> LocalService:
