@@ -119,7 +119,7 @@ class NumpyOps:
         return added
 
     def rms_norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
-        grouped = x.reshape(len(x), -1, len(weight))
+        grouped = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
         mean = np.mean(np.square(grouped), axis=-1, keepdims=True)
         normed: Float32 = grouped / np.sqrt(mean + np.float32(eps)) * weight
         return normed.reshape(x.shape)
