@@ -225,7 +225,7 @@ def _decode(content: bytes, hidden: int) -> DraftHeadWeights:
     ids = reader.numbers("<i4", known).astype(np.int32)
     if ids[0] < 0 or (np.diff(ids) <= 0).any():
         raise ValueError("its tokens are not in order")
-    norms = [reader.vector(hidden) for _ in range(3)]
+    embedding_norm, state_norm, output_norm = (reader.vector(hidden) for _ in range(3))
     join = reader.matrix(hidden, 2 * hidden)
     attended, kept = heads * head_dim, kv_heads * head_dim
     read = tuple(
@@ -239,7 +239,9 @@ def _decode(content: bytes, hidden: int) -> DraftHeadWeights:
         )
         for _ in range(layers)
     )
-    return DraftHeadWeights(ids, *norms, join, read, heads, kv_heads, head_dim, theta)
+    return DraftHeadWeights(
+        ids, embedding_norm, state_norm, output_norm, join, read, heads, kv_heads, head_dim, theta
+    )
 
 
 def _sizes(shape: Any, hidden: int) -> tuple[tuple[int, ...], float]:

@@ -283,7 +283,8 @@ class HeadDrafter:
                 self._memories[job.session] = _SessionMemory()
             return {}
         states = self._network.final_rows()
-        found, row = {}, 0
+        found: dict[int, tuple[Float32, Float32]] = {}
+        row = 0
         for job in jobs:
             row += len(job.rows)
             if job.wants_logits:

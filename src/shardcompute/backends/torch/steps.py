@@ -24,8 +24,8 @@ class Computed:
         """Without the rows that only fill a graph's bucket."""
         if self.final is None:
             return Computed(self.result[:rows])
-        optional = (None if each is None else each[:logit_rows] for each in (self.normed, self.best))
-        return Computed(self.result[:logit_rows], *optional, self.final[:rows])
+        normed, best = (None if each is None else each[:logit_rows] for each in (self.normed, self.best))
+        return Computed(self.result[:logit_rows], normed, best, self.final[:rows])
 
 
 def reordered(rows: torch.Tensor, order: Int32 | None) -> torch.Tensor:
