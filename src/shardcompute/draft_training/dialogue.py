@@ -1,12 +1,17 @@
 """Scripts and dialogues of self-play: what a model that talks to itself is to do, and what comes of it.
 
-A script is what is given and what the model says, in turns; a conversation is the tokens of both.
+A script is what is given and what the model says, in turns; a dialogue is the tokens of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+GIVEN, DRAWN, GREEDY = 0, 1, 2
+"""Where a token came from: the script, chance, or the model's first choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +31,24 @@ class ChosenTokens:
     top_p: float = 1.0
 
 
-Script = Sequence[GivenTokens | ChosenTokens]
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Turns, of which the first is given. One that ends with what is given is only read."""
+
+    kind: str
+    turns: tuple[GivenTokens | ChosenTokens, ...]
+
+    @property
+    def most_tokens(self) -> int:
+        return sum(
+            turn.limit if isinstance(turn, ChosenTokens) else len(turn.ids) for turn in self.turns
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SelfPlayDialogue:
-    """Tokens of a session; those from `greedy_from` on are what the model found likeliest."""
+    """Tokens of a session, and where each came from."""
 
-    ids: tuple[int, ...]
-    greedy_from: int
+    kind: str
+    ids: NDArray[np.int32]
+    origins: NDArray[np.uint8]

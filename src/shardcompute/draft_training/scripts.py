@@ -1,77 +1,246 @@
-"""Scripts of self-play: questions that the model makes up, questions that it is given, and answers.
+"""Scripts of self-play: questions that the model makes up, questions and texts that it is given, and answers.
 
 A model invents a question when it reads how a user's turn begins and goes on by itself; where that turn would end,
-its own begins.
+its own begins. Articles that it wrote are given to it again, to summarise or to answer from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from shardcompute.core.errors import UsageError
-from shardcompute.draft_training.dialogue import ChosenTokens, GivenTokens, Script
-from shardcompute.draft_training.questions import FOLLOW_UPS, ask, fill
+from shardcompute.draft_training.dialogue import GIVEN, ChosenTokens, GivenTokens, Script, SelfPlayDialogue
+from shardcompute.draft_training.passages import Passages
+from shardcompute.draft_training.questions import (
+    CODE_ASKS,
+    EXTRACTION_ASKS,
+    FOLLOW_UPS,
+    HELD_OUT,
+    KINDS,
+    SUMMARY_ASKS,
+    ask,
+    fill,
+)
+from shardcompute.draft_training.words import TONGUES, tongue_text
 from shardcompute.models.tokenizer import Tokenizer
 
 _MARK = "⁂QZXJ⁂"
 _QUESTION_TOKENS = 96
-_ANSWER_TOKENS = (256, 384)
-_FIRST_ANSWER_TOKENS = 96
-_TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
-_FOLLOWED = 0.2
+_ANSWER_TOKENS = (160, 384)
+_FIRST_ANSWER_TOKENS = 128
+_ARTICLE_TOKENS = 448
+_TEMPERATURES = (0.0, 0.0, 0.0, 0.8)
+_WRITTEN_AHEAD = 4096
+_FRAMED_KINDS = ("invented", "followed")
+_SHARES = {
+    "invented": 14,
+    "question": 9,
+    "instruction": 8,
+    "article": 5,
+    "story": 4,
+    "code": 7,
+    "maths": 11,
+    "role": 3,
+    "reasoning": 4,
+    "riddle": 0.7,
+    "rewriting": 0.7,
+    "translation": 10,
+    "summary": 9,
+    "retrieval": 9,
+    "extraction": 5,
+    "reading code": 2,
+    "followed": 8,
+    "reading": 1,
+}
 
 
-def write_scripts(tokenizer: Tokenizer, context_length: int, seed: int) -> Iterator[Script]:
-    """For ever, half of them with questions of the model's own where it has a chat template that shows how."""
-    random = Random(seed)
-    writer = _Writer(tokenizer, random, context_length)
-    while True:
-        yield writer.invented()
-        yield writer.followed() if random.random() < _FOLLOWED else writer.asked()
+class ScriptWriter:
+    """Writes scripts for ever, of all kinds; `texts` are passages of tokens to be read as they are, first of all."""
 
-
-class _Writer:
-    def __init__(self, tokenizer: Tokenizer, random: Random, context_length: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, context_length: int, seed: int, *, texts: Sequence[Sequence[int]] = ()
+    ) -> None:
         self._tokenizer = tokenizer
-        self._random = random
-        self._longest = context_length // 2
+        self._random = Random(seed)
+        self._context_length = context_length
         self._frame = _find_frame(tokenizer)
+        self._passages = Passages(self._random)
+        self._texts = list(texts)
+        self._forms: dict[str, Callable[[], Script]] = {
+            "invented": self._invented,
+            "followed": self._followed,
+            "translation": self._translation,
+            "summary": self._summary,
+            "retrieval": self._retrieval,
+            "extraction": self._extraction,
+            "reading code": self._code,
+            "reading": self._reading,
+        }
+        kinds = [kind for kind in _SHARES if self._frame is not None or kind not in _FRAMED_KINDS]
+        self._kinds, self._shares = kinds, [_SHARES[kind] for kind in kinds]
 
-    def asked(self) -> Script:
-        return (GivenTokens(self._prompt(ask(self._random))), self._answer())
+    def __iter__(self) -> Iterator[Script]:
+        while self._texts:
+            yield Script("text", (GivenTokens(tuple(self._texts.pop())),))
+        while True:
+            yield self.write(self._random.choices(self._kinds, self._shares)[0])
 
-    def invented(self) -> Script:
-        if self._frame is None:
-            return self.asked()
+    def write(self, kind: str) -> Script:
+        form = self._forms.get(kind)
+        return self._asked(kind, ask(self._random, kind)) if form is None else form()
+
+    def keep(self, dialogue: SelfPlayDialogue) -> None:
+        """An article that the model has written will be given to it again."""
+        if dialogue.kind == "article":
+            said = dialogue.ids[dialogue.origins != GIVEN].tolist()
+            words = [token for token in said if token not in self._tokenizer.special_ids]
+            self._passages.articles.append(tuple(words))
+
+    def _asked(self, kind: str, question: str) -> Script:
+        limit = _ARTICLE_TOKENS if kind == "article" else None
+        return self._script(kind, self._prompt(question), limit)
+
+    def _invented(self) -> Script:
+        assert self._frame is not None
         before, behind = self._frame
         stops = self._tokenizer.eos_ids | {behind[0]}
         question = ChosenTokens(_QUESTION_TOKENS, frozenset(stops), temperature=1.0, top_p=0.95)
-        return (GivenTokens(before), question, GivenTokens(behind), self._answer())
+        turns = (GivenTokens(before), question, GivenTokens(behind), self._answer())
+        return Script("invented", turns)
 
-    def followed(self) -> Script:
+    def _followed(self) -> Script:
         """A question, an answer, and a second question."""
-        question, more = ask(self._random), fill(self._random.choice(FOLLOW_UPS), self._random)
-        if self._frame is None:
-            return self.asked()
-        turns = [("user", question), ("assistant", _MARK), ("user", more)]
-        parts = _split(self._tokenizer, turns)
+        kinds = [kind for kind in KINDS if kind not in HELD_OUT]
+        question = ask(self._random, self._random.choice(kinds))
+        more = fill(self._random.choice(FOLLOW_UPS), self._random)
+        parts = _split(self._tokenizer, [("user", question), ("assistant", _MARK), ("user", more)])
         if parts is None:
-            return self.asked()
+            return self._asked("question", question)
         answer = self._answer()
         first = ChosenTokens(_FIRST_ANSWER_TOKENS, answer.stops, answer.temperature)
-        return (GivenTokens(self._prompt(question)), first, GivenTokens(parts[1]), answer)
+        turns = (GivenTokens(self._prompt(question)), first, GivenTokens(parts[1]), answer)
+        return Script("followed", turns)
 
-    def _prompt(self, question: str) -> tuple[int, ...]:
-        if self._tokenizer.has_chat_template:
-            ids = self._tokenizer.encode_chat([{"role": "user", "content": question}])
+    def _translation(self) -> Script:
+        random = self._random
+        tongue, text = tongue_text(random, random.randint(1, 3))
+        if random.random() < 0.25:
+            tongue = random.choice(TONGUES)
+            text = f"Translate English to {tongue}: {self._passages.facts(random.randint(1, 2))}"
         else:
-            ids = self._tokenizer.encode(question)
-        return tuple(ids[-self._longest :])
+            form = random.choice(("Translate {} to English: ", "Translate from {} into English: ", "What does this {} mean? "))
+            text = form.format(tongue) + text
+        return self._script("translation", self._prompt(text))
 
-    def _answer(self) -> ChosenTokens:
-        limit = self._random.randint(*_ANSWER_TOKENS)
+    def _summary(self) -> Script:
+        return self._script("summary", self._prompt(self._random.choice(SUMMARY_ASKS) + _MARK, self._passage()))
+
+    def _extraction(self) -> Script:
+        question = self._random.choice(EXTRACTION_ASKS) + self._passages.facts(self._random.randint(2, 6))
+        return self._script("extraction", self._prompt(question))
+
+    def _code(self) -> Script:
+        question = self._random.choice(CODE_ASKS) + self._passages.code(self._random.randint(200, 1400))
+        return self._script("reading code", self._prompt(question))
+
+    def _retrieval(self) -> Script:
+        """Passages, and a question that one of them may answer."""
+        random = self._random
+        question, article = ask(random, "question"), self._passages.article()
+        texts = [self._passages.facts(random.randint(2, 7)) for _ in range(random.randint(1, 4))]
+        if article is not None and random.random() < 0.7:
+            texts[random.randrange(len(texts))] = _MARK
+        elif random.random() < 0.3:
+            texts[0] = self._passages.prose(random.randint(300, 1500))
+        form = random.choice(
+            (
+                "Answer the question from these passages.\n\n{}\n\nQuestion: {}",
+                "{}\n\nAnswer the question: {}",
+                "Context:\n{}\n\nUsing the context above, answer: {}",
+                "Question: {1}\n\nDocuments:\n{0}\n\nAnswer:",
+            )
+        )
+        given = "\n\n".join(texts)
+        return self._script("retrieval", self._prompt(form.format(given, question), article))
+
+    def _reading(self) -> Script:
+        length = self._random.randint(200, self._context_length * 3)
+        text = self._passages.prose(length) if self._random.random() < 0.6 else self._passages.code(length)
+        return Script("reading", (GivenTokens(tuple(self._tokenizer.encode(text)[: self._context_length])),))
+
+    def _passage(self) -> Sequence[int]:
+        """An article of the model, or something else to read."""
+        article, random = self._passages.article(), self._random
+        if article is not None and random.random() < 0.6:
+            return article
+        if random.random() < 0.5:
+            return self._tokenizer.encode(self._passages.facts(random.randint(4, 16)), add_special=False)
+        return self._tokenizer.encode(self._passages.prose(random.randint(300, 2400)), add_special=False)
+
+    def _prompt(self, question: str, marked: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Its tokens, with `marked` in place of the mark."""
+        before, mark, behind = question.partition(_MARK)
+        if not mark or marked is None:
+            return tuple(self._framed(question))
+        room = max(16, self._context_length // 2)
+        parts = _split(self._tokenizer, [("user", before + _MARK + behind)])
+        if parts is None:
+            text = self._tokenizer.encode(before) + list(marked[:room])
+            return (*text, *self._tokenizer.encode(behind, add_special=False))
+        return (*parts[0], *marked[:room], *parts[1])
+
+    def _framed(self, question: str) -> list[int]:
+        if self._tokenizer.has_chat_template:
+            return self._tokenizer.encode_chat([{"role": "user", "content": question}])
+        return self._tokenizer.encode(question)
+
+    def _script(self, kind: str, prompt: tuple[int, ...], limit: int | None = None) -> Script:
+        longest = self._context_length * 3 // 4
+        return Script(kind, (GivenTokens(prompt[-longest:]), self._answer(limit)))
+
+    def _answer(self, limit: int | None = None) -> ChosenTokens:
+        limit = limit or self._random.randint(*_ANSWER_TOKENS)
         return ChosenTokens(limit, self._tokenizer.eos_ids, self._random.choice(_TEMPERATURES))
+
+
+class ScriptsAhead:
+    """Scripts written by a thread, some thousands ahead: who asks for the next need not wait for a tokenizer."""
+
+    def __init__(self, writer: ScriptWriter) -> None:
+        self._written: queue.Queue[Script | BaseException] = queue.Queue(_WRITTEN_AHEAD)
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._write, args=(writer,), name="write scripts", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Script]:
+        return self
+
+    def __next__(self) -> Script:
+        script = self._written.get()
+        if isinstance(script, BaseException):
+            raise script
+        return script
+
+    def close(self) -> None:
+        self._is_closed.set()
+        while self._thread.is_alive():
+            try:
+                self._written.get(timeout=0.05)
+            except queue.Empty:
+                continue
+        self._thread.join()
+
+    def _write(self, writer: ScriptWriter) -> None:
+        try:
+            for script in writer:
+                self._written.put(script)
+                if self._is_closed.is_set():
+                    return
+        except BaseException as error:  # said where the next script is asked for
+            self._written.put(error)
 
 
 def _find_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -86,6 +255,8 @@ def _split(
     tokenizer: Tokenizer, turns: list[tuple[str, str]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The tokens before and behind the mark in these turns."""
+    if not tokenizer.has_chat_template:
+        return None
     messages = [{"role": role, "content": content} for role, content in turns]
     try:
         text = tokenizer.render_chat(messages)

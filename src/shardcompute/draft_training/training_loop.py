@@ -1,7 +1,7 @@
-"""Training loop and evaluation of a draft head (`models.draft_head` says what it computes).
+"""Training loop of a draft head: distillation, unrolled over what it drafts (`draft_net` says how).
 
-Distillation: the network is unrolled over the true text, predicts from a row's state and the tokens that followed the
-states of the next rows, and is taught by what the model's own head makes of them, compared with the model's choices.
+What the model's head makes of the true state of a row is what the draft head is to find before that row is computed. A
+row drafted behind others counts as much as those before it are likely to be right: behind a wrong one nothing counts.
 """
 
 from __future__ import annotations
@@ -10,273 +10,268 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from shardcompute.backends.matrix import Float32
-from shardcompute.draft_training.training_rows import TrainingRows
+from shardcompute.draft_training.dialogue import GIVEN
+from shardcompute.draft_training.draft_net import DraftNet, rms, shift
+from shardcompute.draft_training.training_rows import SequenceBatch, Span, TrainingRows
 
 STEPS = 5
-_FADE = 0.8
+_FADE = 0.9
+_LEAST_WEIGHT = 0.1
+_GIVEN_SHARE = 0.15
+"""Of the rows that were given, and only read, so many are learned from as well."""
 _STATE_SHARE = 0.1
+_STATE_UNTIL = 0.3
+"""In the first part of a run a drafted state is also compared with the true one: that shows the way, no more."""
 _NOISE = 0.05
 """States that other backends compute, in other number formats, differ from those that are learned from."""
 _WARM_UP = 0.03
 _LAST_RATE = 0.01
 _LONGEST_GRADIENT = 1.0
-_EVALUATED_ROWS = 1024
+_SCORED_ROWS = 8192
+_AVERAGED = 0.998
 _REPORT_S = 5.0
+_SAVE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenWeights:
-    """Of the model itself: embeddings (scaled already), the head's rows of the known tokens, and which these are.
-
-    `places` says for every token of the vocabulary which known one it is, or -1.
-    """
+    """Of the model itself: embeddings of the known tokens (scaled already) behind a row of zeros, the head's rows of
+    these tokens, and which they are: `places` says for every token which known one it is, or -1. `finish` is the model's
+    last norm, of rows with a mean square of 1; `scale` and `softcap` are what it does to logits."""
 
     embedding: torch.Tensor
     head: torch.Tensor
     places: torch.Tensor
-    eps: float
+    finish: Callable[[torch.Tensor], torch.Tensor]
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Zeros for tokens that are not known."""
+        return self.embedding[self.places[tokens] + 1]
 
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """How long: so many passes over all rows, or so many seconds. `soft` is the share of the loss that compares with
-    all that the model held likely; the rest compares with what it held likeliest."""
+    """How long: so many passes over all rows, or so many seconds; `rows` in a step. `soft` is the share of the loss that
+    compares with all that the model held likely; the rest compares with what it held likeliest."""
 
-    batch: int
-    soft: float = 0.0
+    rows: int
+    soft: float = 0.5
     rate: float = 1e-3
     epochs: float | None = None
     seconds: float | None = None
+    steps: int = STEPS
 
 
 @dataclass(frozen=True, slots=True)
-class ResidualBlock:
-    norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+class LoopReport:
+    """Where a run is; `likely` is what is given to the right token, by drafted position."""
 
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """How well drafts behind held-out rows agree with the model, position by position.
-
-    `agreement` is the share of right tokens where the text before was right; `acceptance` the share where all drafted
-    before were right too; `accepted` the mean number of right ones before the first wrong one; `covered` the share of
-    tokens that are known at all.
-    """
-
-    agreement: tuple[float, ...]
-    acceptance: tuple[float, ...]
-    accepted: float
-    covered: float
+    share: float
     rows: int
+    loss: float
+    likely: tuple[float, ...]
 
 
-class DraftHeadNet:
-    """The weights, as float32 on the device."""
+Report = Callable[[LoopReport], None]
+Save = Callable[[float, dict[str, torch.Tensor]], None]
+"""Gets the share that is done and the weights so far."""
+
+
+class TrainingLoop:
+    """One run over these spans. `weights` are the mean of those of the last steps, which is what is kept."""
 
     def __init__(
-        self, join: torch.Tensor, blocks: Sequence[ResidualBlock], norm: torch.Tensor, eps: float
+        self,
+        net: DraftNet,
+        dataset: TrainingRows,
+        frozen: FrozenWeights,
+        options: LoopOptions,
+        *,
+        seed: int,
     ) -> None:
-        self.join = join
-        self.blocks = tuple(blocks)
-        self.norm = norm
-        self._eps = eps
+        self._net = net
+        self._dataset = dataset
+        self._frozen = frozen
+        self._options = options
+        self._device = dataset.states.device
+        self._random = torch.Generator(self._device).manual_seed(seed)
+        self._order = np.random.default_rng(seed)
+        self._is_cuda = self._device.type == "cuda"
+        self._head = frozen.head.to(torch.bfloat16) if self._is_cuda else frozen.head
+        self._parameters = [*net.matrices(), *net.vectors()]
+        groups = [
+            {"params": net.matrices(), "weight_decay": 0.01},
+            {"params": net.vectors(), "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(
+            groups, lr=options.rate, betas=(0.9, 0.95), fused=self._is_cuda or None
+        )
+        self.weights = {name: each.detach().clone() for name, each in net.weights.items()}
+        self._steps = 0
 
-    def matrices(self) -> list[torch.Tensor]:
-        return [self.join, *(matrix for block in self.blocks for matrix in (block.gate_up, block.down))]
+    def run(self, spans: Sequence[Span], report: Report, save: Save | None = None) -> LoopReport:
+        options, started = self._options, time.monotonic()
+        all_rows = sum(span.stop - span.start for span in spans)
+        rows, said, saved = 0, started, started
+        sums: list[tuple[torch.Tensor, torch.Tensor]] = []
+        last = LoopReport(0.0, 0, math.nan, ())
+        for batch in self._batches(spans):
+            share = _share_done(options, rows, all_rows, time.monotonic() - started)
+            if share >= 1:
+                break
+            sums.append(self._step(batch, share))
+            rows += int(batch.is_there.numel()) if self._is_cuda else int(batch.is_there.sum())
+            now = time.monotonic()
+            if now - said >= _REPORT_S:
+                last, said, sums = _summary(share, rows, sums), now, []
+                report(last)
+            if save is not None and now - saved >= _SAVE_S:
+                save(share, self.weights)
+                saved = time.monotonic()
+        if sums:
+            last = _summary(1.0, rows, sums)
+        report(last)
+        return last
 
-    def vectors(self) -> list[torch.Tensor]:
-        return [self.norm, *(block.norm for block in self.blocks)]
+    def _batches(self, spans: Sequence[Span]) -> Iterator[SequenceBatch]:
+        while True:
+            yield from self._dataset.batches(spans, self._options.rows, self._order)
 
-    def step(self, states: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """The next row's normed state, from this row's and the token behind it."""
-        z = torch.cat([_normed(states, self._eps), _normed(embedded, self._eps)], dim=-1)
-        u = functional.linear(z, self.join).float()
-        for block in self.blocks:
-            gate, up = functional.linear(_normed(u, self._eps) * block.norm, block.gate_up).chunk(2, dim=-1)
-            u = u + functional.linear(functional.silu(gate) * up, block.down).float()
-        return _normed(u, self._eps) * self.norm
-
-
-def new_net(
-    dataset: TrainingRows, eps: float, *, blocks: int, width: int, random: torch.Generator
-) -> DraftHeadNet:
-    """Random, but for the scale of its result, which is that of the states."""
-    hidden, device = dataset.states.shape[1], dataset.states.device
-
-    def draw(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        values = torch.randn((rows, columns), generator=random, device=device) * gain * columns**-0.5
-        return values.requires_grad_()
-
-    sample = dataset.states[: min(dataset.rows, 1 << 16)].float()
-    ones = torch.ones(hidden, device=device)
-    return DraftHeadNet(
-        draw(hidden, 2 * hidden),
-        [
-            ResidualBlock(ones.clone().requires_grad_(), draw(2 * width, hidden), draw(hidden, width, 0.1))
-            for _ in range(blocks)
-        ],
-        sample.square().mean(0).sqrt().requires_grad_(),
-        eps,
-    )
-
-
-def load_net(
-    join: Float32,
-    blocks: Sequence[tuple[Float32, Float32, Float32]],
-    norm: Float32,
-    eps: float,
-    device: torch.device,
-) -> DraftHeadNet:
-    """From finished weights (of a block: norm, gate and up, down), to evaluate what was kept."""
-
-    def load(values: Float32) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
-
-    return DraftHeadNet(
-        load(join),
-        [ResidualBlock(load(n), load(gate_up), load(down)) for n, gate_up, down in blocks],
-        load(norm),
-        eps,
-    )
-
-
-def train(
-    net: DraftHeadNet,
-    dataset: TrainingRows,
-    starts: torch.Tensor,
-    frozen: FrozenWeights,
-    plan: LoopOptions,
-    *,
-    random: torch.Generator,
-    report: Callable[[float, int, float], None],
-) -> float:
-    """Change the net's weights; tells `report` the share that is done, rows and mean loss now and then, and gives the
-    last such loss."""
-    device = starts.device
-    groups = [
-        {"params": net.matrices(), "weight_decay": 0.01},
-        {"params": net.vectors(), "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.95), fused=device.type == "cuda")
-    weights = [*net.matrices(), *net.vectors()]
-    started = said = time.monotonic()
-    total, count, last, done = torch.zeros((), device=device), 0, math.nan, 0
-    head = frozen.head.to(torch.bfloat16) if device.type == "cuda" else frozen.head
-    for rows in _batches(starts, plan, random):
-        share = _share_done(plan, done, len(starts), time.monotonic() - started)
-        if share >= 1:
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = plan.rate * _rate_at(share)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = _loss(net, dataset, rows, frozen, head, plan.soft, random)
-        optimizer.zero_grad(set_to_none=True)
+    def _step(self, batch: SequenceBatch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._options.rate * _rate_at(share)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_cuda):
+            loss, likely = self._loss(batch, share)
+        self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, _LONGEST_GRADIENT)
-        optimizer.step()
-        total, count, done = total + loss.detach(), count + 1, done + len(rows)
-        if time.monotonic() - said >= _REPORT_S:
-            last, total, count = float(total) / count, torch.zeros((), device=device), 0
-            report(share, done, last)
-            said = time.monotonic()
-    last = float(total) / count if count else last
-    report(1.0, done, last)
-    return last
+        torch.nn.utils.clip_grad_norm_(self._parameters, _LONGEST_GRADIENT)
+        self._optimizer.step()
+        self._steps += 1
+        kept = min(_AVERAGED, self._steps / (10 + self._steps))
+        with torch.no_grad():
+            torch._foreach_lerp_(
+                list(self.weights.values()), list(self._net.weights.values()), 1 - kept
+            )
+        return loss.detach(), likely
+
+    def _loss(self, batch: SequenceBatch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Also what the right tokens were given, by step."""
+        options, frozen = self._options, self._frozen
+        chosen = self._choose_rows(batch)
+        following = torch.cat([batch.states[:, 1:], batch.states[:, -1:]], dim=1).flatten(0, 1)
+        truth = following[chosen].float()
+        target, best = _teach(frozen, self._head, truth, options.soft)
+        states = batch.states.float()
+        noise = torch.randn(states.shape, generator=self._random, device=self._device)
+        drafted = self._net.unroll(states + _NOISE * noise, frozen.embed(batch.following), options.steps)
+        alive = torch.ones(batch.is_there.shape, device=self._device)
+        places = chosen % batch.is_there.shape[1]
+        loss, likely = torch.zeros((), device=self._device), []
+        share_of_states = _STATE_SHARE * max(0.0, 1 - share / _STATE_UNTIL)
+        for step, u in enumerate(drafted):
+            y = u.flatten(0, 1)[chosen]
+            is_counted = (places >= step).float()
+            weight = is_counted * _FADE**step
+            weight = weight * (_LEAST_WEIGHT + (1 - _LEAST_WEIGHT) * alive.flatten()[chosen])
+            said, found = _Distillation.apply(
+                self._net.normed(y).to(self._head.dtype), self._head, target, best, weight
+            )
+            loss = loss + said / len(chosen)
+            if share_of_states:
+                apart = functional.smooth_l1_loss(rms(y, self._net.shape.eps), truth, reduction="none").mean(-1)
+                loss = loss + share_of_states * (apart * weight).mean()
+            likely.append((found * is_counted).sum() / is_counted.sum().clamp_min(1))
+            survived = torch.ones_like(alive).flatten().index_copy(0, chosen, found)
+            alive = shift((alive * survived.view_as(alive))[..., None], 1)[..., 0]
+        return loss / sum(_FADE**step for step in range(options.steps)), torch.stack(likely)
+
+    def _choose_rows(self, batch: SequenceBatch) -> torch.Tensor:
+        """Those behind which the model chose, and a few of the others."""
+        origins = batch.origins[:, [-1]].expand(-1, 2)
+        predicted = torch.cat([batch.origins[:, 2:], origins], dim=1)
+        draws = torch.rand(predicted.shape, generator=self._random, device=self._device)
+        is_chosen = batch.is_there & ((predicted != GIVEN) | (draws < _GIVEN_SHARE))
+        return is_chosen.flatten().nonzero()[:, 0]
 
 
-def evaluate(
-    net: DraftHeadNet, dataset: TrainingRows, rows: torch.Tensor, frozen: FrozenWeights
-) -> Evaluation:
-    """Draft on from these rows, behind each of which `STEPS` more come."""
+def _teach(
+    frozen: FrozenWeights, head: torch.Tensor, truth: torch.Tensor, soft: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean head row under what the model held likely, and the likeliest known token, for rows of true states."""
+    means, best = [], []
     with torch.no_grad():
-        right = [_is_right(net, dataset, part, frozen) for part in rows.split(_EVALUATED_ROWS)]
-    table = torch.cat(right).cpu().double()
-    leading = table.cumprod(1)
-    before = torch.cat([torch.ones((len(table), 1), dtype=table.dtype), leading], 1)
-    shares = leading.sum(0) / before[:, :STEPS].sum(0).clamp_min(1)
-    count = max(len(table), 1)
-    known = (frozen.places[dataset.tokens[rows].long()] >= 0).cpu()
-    return Evaluation(
-        agreement=tuple((table.sum(0) / count).tolist()),
-        acceptance=tuple(shares.tolist()),
-        accepted=float(leading.sum() / count),
-        covered=float(known.double().mean()) if len(rows) else 0.0,
-        rows=len(rows),
+        for part in truth.split(_SCORED_ROWS):
+            logits = functional.linear(frozen.finish(part).to(head.dtype) * frozen.scale, head)
+            if frozen.softcap is not None:
+                logits = torch.tanh(logits / frozen.softcap) * frozen.softcap
+            top = logits.argmax(-1)
+            mean = head[top].float()
+            if soft:
+                likely = torch.softmax(logits, dim=-1, dtype=logits.dtype)
+                mean = (1 - soft) * mean + soft * (likely @ head).float()
+            means.append(mean)
+            best.append(top)
+    return torch.cat(means), torch.cat(best)
+
+
+class _Distillation(torch.autograd.Function):
+    """The weighted sum of cross-entropies of rows with what they are taught, and what each gives to its best token.
+
+    The head learns nothing, so a row's gradient is the difference of two means of head rows: that is found on the way,
+    and logits, of which there are very many, are never kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        head: torch.Tensor,
+        target: torch.Tensor,
+        best: torch.Tensor,
+        weight: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        slopes, found = torch.empty_like(rows), torch.empty_like(weight)
+        loss = torch.zeros((), device=rows.device)
+        for at in range(0, len(rows), _SCORED_ROWS):
+            here = slice(at, at + _SCORED_ROWS)
+            logits = functional.linear(rows[here], head)
+            wanted = logits.gather(1, best[here, None])[:, 0].float()
+            likely = torch.softmax(logits, dim=-1, dtype=logits.dtype)
+            found[here] = likely.gather(1, best[here, None])[:, 0]
+            total = wanted - found[here].clamp_min(1e-30).log()
+            loss += (weight[here] * (total - (target[here] * rows[here].float()).sum(-1))).sum()
+            slopes[here] = ((likely @ head).float() - target[here]) * weight[here, None]
+        ctx.save_for_backward(slopes)
+        ctx.mark_non_differentiable(found)
+        return loss, found
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> tuple[torch.Tensor | None, ...]:
+        (kept,) = ctx.saved_tensors
+        return kept * slopes[0].to(kept.dtype), None, None, None, None
+
+
+def _summary(share: float, rows: int, sums: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> LoopReport:
+    losses, likely = zip(*sums, strict=True)
+    return LoopReport(
+        share, rows, float(torch.stack(losses).mean()), tuple(torch.stack(likely).mean(0).tolist())
     )
 
 
-def _is_right(
-    net: DraftHeadNet, dataset: TrainingRows, rows: torch.Tensor, frozen: FrozenWeights
-) -> torch.Tensor:
-    """`[rows, STEPS]`: a wrong token would change all behind it, but only those before the first wrong one count."""
-    states, found = dataset.states[rows].float(), []
-    for step in range(1, STEPS + 1):
-        states = net.step(states, frozen.embedding[dataset.tokens[rows + step].long()].float())
-        drafted = functional.linear(states, frozen.head.float()).argmax(-1)
-        found.append(drafted == frozen.places[dataset.best[rows + step].long()])
-    return torch.stack(found, dim=1)
-
-
-def _loss(
-    net: DraftHeadNet,
-    dataset: TrainingRows,
-    rows: torch.Tensor,
-    frozen: FrozenWeights,
-    head: torch.Tensor,
-    soft: float,
-    random: torch.Generator,
-) -> torch.Tensor:
-    left, states = dataset.left[rows], dataset.states[rows].float()
-    noise = torch.randn(states.shape, generator=random, device=states.device)
-    states = states + _NOISE * states.square().mean(-1, keepdim=True).sqrt() * noise
-    loss = torch.zeros((), device=rows.device)
-    scale = sum(_FADE**step for step in range(STEPS))
-    for step in range(1, STEPS + 1):
-        there = (rows + step).clamp_max(dataset.rows - 1)
-        is_there = left >= step
-        states = net.step(states, frozen.embedding[dataset.tokens[there].long()].float())
-        truth = dataset.states[there].float()
-        wanted = frozen.places[dataset.best[there].long()]
-        is_known = is_there & (wanted >= 0)
-        logits = functional.linear(states, head).float()
-        said = (1 - soft) * functional.cross_entropy(logits, wanted.clamp_min(0), reduction="none")
-        if soft:
-            with torch.no_grad():
-                likely = functional.linear(truth, head).float().softmax(-1)
-            said = said + soft * functional.cross_entropy(logits, likely, reduction="none")
-        apart = functional.smooth_l1_loss(states, truth, reduction="none").mean(-1)
-        step_loss = _mean_where(said, is_known) + _STATE_SHARE * _mean_where(apart, is_there)
-        loss = loss + _FADE ** (step - 1) / scale * step_loss
-    return loss
-
-
-def _mean_where(values: torch.Tensor, is_counted: torch.Tensor) -> torch.Tensor:
-    """Zero where nothing counts."""
-    return (values * is_counted).sum() / is_counted.sum().clamp_min(1)
-
-
-def _batches(starts: torch.Tensor, plan: LoopOptions, random: torch.Generator) -> Iterator[torch.Tensor]:
-    """For ever: all rows in another order each time. The rows left at the end of a pass join no batch."""
-    batch = min(plan.batch, len(starts))
-    while True:
-        order = torch.randperm(len(starts), generator=random, device=starts.device)
-        for at in range(0, len(starts) - batch + 1, batch):
-            yield starts[order[at : at + batch]]
-
-
-def _share_done(plan: LoopOptions, rows: int, all_rows: int, elapsed_s: float) -> float:
+def _share_done(options: LoopOptions, rows: int, all_rows: int, elapsed_s: float) -> float:
     shares = [0.0]
-    if plan.epochs is not None:
-        shares.append(rows / max(1.0, plan.epochs * all_rows))
-    if plan.seconds is not None:
-        shares.append(elapsed_s / max(1e-3, plan.seconds))
+    if options.epochs is not None:
+        shares.append(rows / max(1.0, options.epochs * all_rows))
+    if options.seconds is not None:
+        shares.append(elapsed_s / max(1e-3, options.seconds))
     return max(shares)
 
 
@@ -284,8 +279,3 @@ def _rate_at(share: float) -> float:
     """Up quickly, then down like a cosine."""
     warm = min(1.0, max(share, 1e-3) / _WARM_UP)
     return warm * (_LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * share)))
-
-
-def _normed(x: torch.Tensor, eps: float) -> torch.Tensor:
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)

@@ -5,108 +5,124 @@ All rows lie one behind the other in buffers on the device, which are taken once
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional
+from numpy.typing import NDArray
 
-from shardcompute.backends.matrix import Array
-from shardcompute.backends.torch.executor import TorchExecutor
-from shardcompute.core.batch import Segment
+from shardcompute.backends.torch.transfers import upload
 from shardcompute.draft_training.dialogue import SelfPlayDialogue
+from shardcompute.draft_training.questions import HELD_OUT
 
-_HALF_LIMIT = 65_504.0
-_SCORED_ROWS = 2048
-_HELD_OUT = 50
-_FEW_GROUPS = 8
+_SHORT_TOKENS = 16
+_ONE_IN = 50
+_FEW_SPANS = 8
+_MOST_EXAMINED = 1500
+_LENGTH_STEP = 32
+_SORTED_SPANS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows `[start, stop)` of one conversation; tokens from row `greedy_from` on were the likeliest ones."""
+    """Rows `[start, stop)` of one conversation."""
 
     start: int
     stop: int
-    greedy_from: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatch:
+    """Conversations side by side, filled up at their ends: `[conversations, rows]` each.
+
+    `following` is the token behind each row; `is_there` says which rows have one in the same conversation.
+    """
+
+    states: torch.Tensor
+    tokens: torch.Tensor
+    following: torch.Tensor
+    origins: torch.Tensor
+    is_there: torch.Tensor
 
 
 class TrainingRows:
-    """Buffers of at most `capacity` rows. `head` scores states exactly where the executor's logits are rounded."""
+    """Buffers of at most `capacity` rows."""
 
-    def __init__(
-        self, capacity: int, hidden: int, device: torch.device, *, head: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, capacity: int, hidden: int, device: torch.device) -> None:
         self.capacity = capacity
         self.states = torch.empty((capacity, hidden), dtype=torch.float16, device=device)
         self.tokens = torch.empty(capacity, dtype=torch.int32, device=device)
-        self.best = torch.empty(capacity, dtype=torch.int32, device=device)
-        self.left = torch.zeros(capacity, dtype=torch.int16, device=device)
-        """How many rows of the same conversation come behind a row."""
+        self.origins = torch.empty(capacity, dtype=torch.uint8, device=device)
         self.spans: list[Span] = []
         self.rows = 0
         self.is_full = False
-        self._head = head
 
-    def read(self, executor: TorchExecutor, conversations: Sequence[SelfPlayDialogue], max_rows: int) -> None:
-        """Have the model read these, several in a step. Once one does not fit, all is full."""
-        group: list[SelfPlayDialogue] = []
-        count = 0
-        for conversation in conversations:
-            length = len(conversation.ids)
-            if self.is_full or self.rows + count + length > self.capacity:
-                self.is_full = True
-                break
-            if group and count + length > max_rows:
-                self._read_step(executor, group)
-                group, count = [], 0
-            group.append(conversation)
-            count += length
-        if group:
-            self._read_step(executor, group)
-
-    def starts(self, spans: Sequence[Span]) -> torch.Tensor:
-        """Rows of these spans behind which at least one more comes."""
-        parts = [np.arange(span.start, span.stop - 1) for span in spans]
-        return self._upload(np.concatenate(parts) if parts else np.empty(0, np.int64))
-
-    def greedy_starts(self, spans: Sequence[Span], steps: int) -> torch.Tensor:
-        """Rows from which the model went on greedily for `steps` rows and one token more."""
-        parts = [np.arange(max(span.greedy_from - 1, span.start), span.stop - steps) for span in spans]
-        return self._upload(np.concatenate(parts) if parts else np.empty(0, np.int64))
-
-    def split(self) -> tuple[list[Span], list[Span]]:
-        """Spans to learn from and spans held out to evaluate on: one in fifty, or more where there are few."""
-        every = max(2, min(_HELD_OUT, len(self.spans) // _FEW_GROUPS))
-        learned = [span for index, span in enumerate(self.spans) if index % every]
-        return learned, self.spans[::every]
-
-    def _read_step(self, executor: TorchExecutor, conversations: Sequence[SelfPlayDialogue]) -> None:
-        lengths = [len(conversation.ids) for conversation in conversations]
-        segments = [Segment(-1 - index, 0, length, length) for index, length in enumerate(lengths)]
-        ids = np.concatenate([np.asarray(conversation.ids) for conversation in conversations])
-        left = np.concatenate([np.arange(length - 1, -1, -1) for length in lengths])
-        with torch.inference_mode():
-            logits = executor.step_tensor(segments, torch.from_numpy(ids), keeps_hidden=True)
-            states = executor.hidden_tensor()
-            best = self._likeliest(states, logits)
-        for segment in segments:
-            executor.close_session(segment.session)
-        here = slice(self.rows, self.rows + len(ids))
-        self.states[here] = states.clamp(-_HALF_LIMIT, _HALF_LIMIT)
-        self.tokens[here] = self._upload(ids).int()
-        self.left[here] = self._upload(left).short()
-        self.best[here] = best
-        for conversation, length in zip(conversations, lengths, strict=True):
-            self.spans.append(Span(self.rows, self.rows + length, self.rows + conversation.greedy_from))
+    def keep(self, dialogues: Sequence[SelfPlayDialogue], states: torch.Tensor) -> None:
+        """Dialogues and the states of all their tokens. Once they do not fit, all is full."""
+        count = len(states)
+        if self.is_full or self.rows + count > self.capacity:
+            self.is_full = True
+            return
+        here = slice(self.rows, self.rows + count)
+        self.states[here] = states
+        self.tokens[here] = self._upload(np.concatenate([each.ids for each in dialogues]))
+        self.origins[here] = self._upload(np.concatenate([each.origins for each in dialogues]))
+        for dialogue in dialogues:
+            length = len(dialogue.ids)
+            if length >= _SHORT_TOKENS:
+                self.spans.append(Span(self.rows, self.rows + length, dialogue.kind))
             self.rows += length
 
-    def _likeliest(self, states: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        if self._head is None:
-            return logits.argmax(-1).int()
-        parts = [functional.linear(part, self._head).argmax(-1) for part in states.split(_SCORED_ROWS)]
-        return torch.cat(parts).int()
+    def split(self) -> tuple[list[Span], list[Span]]:
+        """Spans to learn from and spans held out: one in fifty, or more where there are few, and all of the kinds that
+        are never learned from."""
+        learned, unseen = [], []
+        for span in self.spans:
+            (unseen if span.kind in HELD_OUT else learned).append(span)
+        every = max(2, min(_ONE_IN, len(learned) // _FEW_SPANS))
+        held_out = learned[::every][:_MOST_EXAMINED] + unseen[:_MOST_EXAMINED]
+        return [span for index, span in enumerate(learned) if index % every], held_out
 
-    def _upload(self, rows: Array) -> torch.Tensor:
-        return torch.from_numpy(rows).to(self.states.device)
+    def batches(
+        self, spans: Sequence[Span], max_rows: int, random: np.random.Generator | None = None
+    ) -> Iterator[SequenceBatch]:
+        """All of these, those of like length together, in steps of about `max_rows` rows; in another order each time
+        where there is chance."""
+        for batch in _cut(spans, max_rows, random):
+            yield self._gather([spans[index] for index in batch])
+
+    def _gather(self, spans: Sequence[Span]) -> SequenceBatch:
+        starts = np.asarray([span.start for span in spans])
+        lengths = np.asarray([span.stop - span.start for span in spans])
+        width = -(-int(lengths.max()) // _LENGTH_STEP) * _LENGTH_STEP
+        places = np.minimum(np.arange(width), lengths[:, None] - 1)
+        rows = self._upload(starts[:, None] + places)
+        after = self._upload(starts[:, None] + np.minimum(places + 1, lengths[:, None] - 1))
+        is_there = self._upload(np.arange(width) < lengths[:, None] - 1)
+        tokens = self.tokens[rows].long()
+        return SequenceBatch(
+            self.states[rows], tokens, self.tokens[after].long(), self.origins[rows], is_there
+        )
+
+    def _upload(self, values: NDArray[np.generic]) -> torch.Tensor:
+        return upload(torch.from_numpy(values), self.states.device)
+
+
+def _cut(spans: Sequence[Span], max_rows: int, random: np.random.Generator | None) -> Iterator[list[int]]:
+    lengths = np.asarray([span.stop - span.start for span in spans])
+    order = np.arange(len(spans)) if random is None else random.permutation(len(spans))
+    batches: list[list[int]] = []
+    for at in range(0, len(order), _SORTED_SPANS):
+        part = order[at : at + _SORTED_SPANS]
+        batch: list[int] = []
+        for index in part[np.argsort(lengths[part], kind="stable")].tolist():
+            if batch and (len(batch) + 1) * lengths[index] > max_rows:
+                batches.append(batch)
+                batch = []
+            batch.append(index)
+        batches.append(batch)
+    if random is not None:
+        random.shuffle(batches)
+    yield from batches

@@ -6,7 +6,7 @@ session may begin with a token that the host has not seen yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -189,6 +189,28 @@ class TorchExecutor(KvSessions[PagedKv]):
 
     def encode_pictures(self, spans: Sequence[PictureSpan], patches: Sequence[bytes]) -> None:
         self._pictures.encode(spans, patches)
+
+    def continue_tensor(
+        self,
+        starts: Sequence[tuple[int, int]],
+        ids: torch.Tensor,
+        steps: int,
+        choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        """So many steps of one row for each of these sessions (number, position of its next row), of a whole model.
+        `choose` makes of a step's logits and final states the ids of the next. Nothing is waited for, and what there
+        is to plan is planned once."""
+        self._kv.take([Segment(session, start, steps, 1) for session, start in starts])
+        plan = plan_step([Segment(session, start, 1, 1) for session, start in starts], self._kv)
+        with torch.inference_mode():
+            self._rows = ()
+            self._ops.begin(plan)
+            for step in range(steps):
+                if step:
+                    self._ops.advance()
+                computed = self._forward(ids, None)
+                assert computed.final is not None
+                ids = choose(computed.result, computed.final)
 
     def close_session(self, session: int) -> None:
         super().close_session(session)

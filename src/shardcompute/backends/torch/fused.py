@@ -73,6 +73,8 @@ class FusedOps(TorchOps):
         self._gathered: dict[int, tuple[ExpertMatrices, ExpertMatrices] | None] = {}
         self._use_library = use_library or dtype == torch.float32
         self._places: Any = None
+        self._ahead = 0
+        """Positions that the rows are further than their plan says."""
         self.has_waited = False
         """Whether a primitive needed the host's answer: what ran cannot be captured."""
 
@@ -102,7 +104,15 @@ class FusedOps(TorchOps):
         self._positions = places.positions
         self._turns = places.turns
         self._plan = None
+        self._ahead = 0
         self._logit_rows = places.logit_rows
+
+    def advance(self) -> None:
+        plan, ahead = self._plan, self._ahead + 1
+        # Where they lie stays on the device; the plan itself follows where it is asked for.
+        places = self._places
+        self.place(replace(places, positions=places.positions + 1, turns=places.turns + 1))
+        self._plan, self._ahead = plan, ahead
 
     def finish(self, x: Any) -> torch.Tensor:
         # Logits come straight from the float32 sums: rounding them first would make ties.
@@ -169,6 +179,8 @@ class FusedOps(TorchOps):
         places = self._places
         if self._plan is None:  # a graph is tried: it will not be one
             return torch.zeros((len(q), attention.width_out), dtype=self._dtype, device=self._device)
+        if self._ahead:
+            self._plan, self._ahead = self._plan.later(self._ahead), 0
         positions = places.positions.long()
         pages = places.tables.long()[places.owners.long(), positions // PAGE_TOKENS]
         at = pages * PAGE_TOKENS + positions % PAGE_TOKENS

@@ -93,6 +93,11 @@ class TorchOps:
             return None
         return torch.tensor(row_adapters(plan.segments), device=self._device)
 
+    def advance(self) -> None:
+        """The rows of the next calls are as many as those of the last ones, of the same sessions, one position on."""
+        assert self._plan is not None
+        self.begin(self._plan.later(1))
+
     def accept(self, inputs: torch.Tensor) -> torch.Tensor:
         """Token ids, or hidden rows from another slice, in the form that is computed with."""
         return inputs if not inputs.is_floating_point() else inputs.to(self._dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -44,6 +44,11 @@ class StepPlan:
     @property
     def has_adapters(self) -> bool:
         return any(segment.adapter for segment in self.segments)
+
+    def later(self, steps: int) -> StepPlan:
+        """The same rows so many positions on, for which there is room already."""
+        segments = tuple(replace(segment, start=segment.start + steps) for segment in self.segments)
+        return replace(self, segments=segments, positions=self.positions + np.int32(steps))
 
 
 def plan_step(segments: Sequence[Segment], kv: PagedKv) -> StepPlan:
