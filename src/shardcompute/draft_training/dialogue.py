@@ -40,9 +40,7 @@ class Script:
 
     @property
     def most_tokens(self) -> int:
-        return sum(
-            turn.limit if isinstance(turn, ChosenTokens) else len(turn.ids) for turn in self.turns
-        )
+        return sum(turn.limit if isinstance(turn, ChosenTokens) else len(turn.ids) for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True)

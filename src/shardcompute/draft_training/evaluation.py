@@ -84,14 +84,13 @@ def examine(
             known.setdefault(kind, []).append(is_known)
     kinds = {kind: _sum_up(np.concatenate(parts), known[kind]) for kind, parts in tables.items()}
     joined = [
-        _join([kinds[kind] for kind in kinds if (kind in HELD_OUT) is is_unseen]) for is_unseen in (False, True)
+        _join([kinds[kind] for kind in kinds if (kind in HELD_OUT) is is_unseen])
+        for is_unseen in (False, True)
     ]
     return Examination(joined[0], joined[1], {kind: each for kind, each in kinds.items() if each.rows})
 
 
-def find_right(
-    net: DraftNet, batch: SequenceBatch, frozen: FrozenWeights
-) -> tuple[NDArray[np.bool_], float]:
+def find_right(net: DraftNet, batch: SequenceBatch, frozen: FrozenWeights) -> tuple[NDArray[np.bool_], float]:
     """`[rows that count, DRAFTED]`: whether each drafted token is right; and the share of tokens that are known. Behind a
     wrong draft the true text goes on: only those before the first wrong one count."""
     places = frozen.places[batch.tokens]

@@ -114,7 +114,11 @@ def _sources(random: Random) -> Iterator[str]:
     """Some of the standard library's modules."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(
-        [path for pattern in ("*.py", "asyncio/*.py", "email/*.py", "json/*.py") for path in folder.glob(pattern)]
+        [
+            path
+            for pattern in ("*.py", "asyncio/*.py", "email/*.py", "json/*.py")
+            for path in folder.glob(pattern)
+        ]
     )
     for path in random.sample(files, min(_MODULES, len(files))):
         text = path.read_text(errors="replace")

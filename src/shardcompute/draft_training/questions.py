@@ -165,8 +165,25 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 _MANNERS: Final = (
-    *("", "", "", "", "", "", " Answer briefly.", " Be detailed.", " Use simple words.", " Use a numbered list."),
-    *(" Give an example.", " Answer in {k} sentences.", " Be formal.", " Explain why.", " Use less than {big} words."),
+    *(
+        "",
+        "",
+        "",
+        "",
+        "",
+        "",
+        " Answer briefly.",
+        " Be detailed.",
+        " Use simple words.",
+        " Use a numbered list.",
+    ),
+    *(
+        " Give an example.",
+        " Answer in {k} sentences.",
+        " Be formal.",
+        " Explain why.",
+        " Use less than {big} words.",
+    ),
 )
 FOLLOW_UPS: Final = (
     "Can you explain that again in simpler words?",

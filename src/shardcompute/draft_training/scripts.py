@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from shardcompute.core.errors import UsageError
@@ -27,10 +28,18 @@ from shardcompute.draft_training.questions import (
 from shardcompute.draft_training.words import TONGUES, tongue_text
 from shardcompute.models.tokenizer import Tokenizer
 
-_MARK = "⁂QZXJ⁂"
+_MARKS = ("⁂QZXJ⁂", "⁂XJZQ⁂", "⁂JQXZ⁂")
+_SYSTEMS = (
+    None,
+    "You are a helpful assistant.",
+    "You are a careful expert. Answer precisely, and say so where you do not know.",
+    "Answer in short sentences.",
+)
+_OTHER_SYSTEMS = 0.12
+"""How often a script has other instructions than the model's own."""
 _QUESTION_TOKENS = 96
 _ANSWER_TOKENS = (160, 384)
-_FIRST_ANSWER_TOKENS = 128
+_FIRST_ANSWER_TOKENS = (64, 160)
 _ARTICLE_TOKENS = 448
 _TEMPERATURES = (0.0, 0.0, 0.0, 0.8)
 _WRITTEN_AHEAD = 4096
@@ -53,8 +62,20 @@ _SHARES = {
     "extraction": 5,
     "reading code": 2,
     "followed": 8,
+    "continued": 3,
     "reading": 1,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What a chat template puts around a user's words, and around those of a second turn where it takes one: `reply`
+    comes behind the first answer, `again` behind the second question."""
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    reply: tuple[int, ...] | None = None
+    again: tuple[int, ...] | None = None
 
 
 class ScriptWriter:
@@ -66,7 +87,7 @@ class ScriptWriter:
         self._tokenizer = tokenizer
         self._random = Random(seed)
         self._context_length = context_length
-        self._frame = _find_frame(tokenizer)
+        self._frames = _find_frames(tokenizer)
         self._passages = Passages(self._random)
         self._texts = list(texts)
         self._forms: dict[str, Callable[[], Script]] = {
@@ -77,9 +98,10 @@ class ScriptWriter:
             "retrieval": self._retrieval,
             "extraction": self._extraction,
             "reading code": self._code,
+            "continued": self._continued,
             "reading": self._reading,
         }
-        kinds = [kind for kind in _SHARES if self._frame is not None or kind not in _FRAMED_KINDS]
+        kinds = [kind for kind in _SHARES if self._frames or kind not in _FRAMED_KINDS]
         self._kinds, self._shares = kinds, [_SHARES[kind] for kind in kinds]
 
     def __iter__(self) -> Iterator[Script]:
@@ -104,25 +126,36 @@ class ScriptWriter:
         return self._script(kind, self._prompt(question), limit)
 
     def _invented(self) -> Script:
-        assert self._frame is not None
-        before, behind = self._frame
-        stops = self._tokenizer.eos_ids | {behind[0]}
+        frame = self._frame()
+        stops = self._tokenizer.eos_ids | {frame.behind[0]}
         question = ChosenTokens(_QUESTION_TOKENS, frozenset(stops), temperature=1.0, top_p=0.95)
-        turns = (GivenTokens(before), question, GivenTokens(behind), self._answer())
+        turns = (GivenTokens(frame.before), question, GivenTokens(frame.behind), self._answer())
         return Script("invented", turns)
 
     def _followed(self) -> Script:
         """A question, an answer, and a second question."""
         kinds = [kind for kind in KINDS if kind not in HELD_OUT]
         question = ask(self._random, self._random.choice(kinds))
-        more = fill(self._random.choice(FOLLOW_UPS), self._random)
-        parts = _split(self._tokenizer, [("user", question), ("assistant", _MARK), ("user", more)])
-        if parts is None:
+        frame, answer = self._frame(), self._answer()
+        if frame.reply is None or frame.again is None:
             return self._asked("question", question)
-        answer = self._answer()
-        first = ChosenTokens(_FIRST_ANSWER_TOKENS, answer.stops, answer.temperature)
-        turns = (GivenTokens(self._prompt(question)), first, GivenTokens(parts[1]), answer)
+        more = self._encode(fill(self._random.choice(FOLLOW_UPS), self._random))
+        first = ChosenTokens(self._random.randint(*_FIRST_ANSWER_TOKENS), answer.stops, answer.temperature)
+        turns = (
+            GivenTokens((*frame.before, *self._encode(question), *frame.behind)),
+            first,
+            GivenTokens((*frame.reply, *more, *frame.again)),
+            answer,
+        )
         return Script("followed", turns)
+
+    def _frame(self) -> _Frame:
+        if len(self._frames) > 1 and self._random.random() < _OTHER_SYSTEMS:
+            return self._random.choice(self._frames[1:])
+        return self._frames[0]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special=False)
 
     def _translation(self) -> Script:
         random = self._random
@@ -131,12 +164,15 @@ class ScriptWriter:
             tongue = random.choice(TONGUES)
             text = f"Translate English to {tongue}: {self._passages.facts(random.randint(1, 2))}"
         else:
-            form = random.choice(("Translate {} to English: ", "Translate from {} into English: ", "What does this {} mean? "))
+            form = random.choice(
+                ("Translate {} to English: ", "Translate from {} into English: ", "What does this {} mean? ")
+            )
             text = form.format(tongue) + text
         return self._script("translation", self._prompt(text))
 
     def _summary(self) -> Script:
-        return self._script("summary", self._prompt(self._random.choice(SUMMARY_ASKS) + _MARK, self._passage()))
+        question = self._random.choice(SUMMARY_ASKS) + _MARKS[0]
+        return self._script("summary", self._prompt(question, self._passage()))
 
     def _extraction(self) -> Script:
         question = self._random.choice(EXTRACTION_ASKS) + self._passages.facts(self._random.randint(2, 6))
@@ -152,7 +188,7 @@ class ScriptWriter:
         question, article = ask(random, "question"), self._passages.article()
         texts = [self._passages.facts(random.randint(2, 7)) for _ in range(random.randint(1, 4))]
         if article is not None and random.random() < 0.7:
-            texts[random.randrange(len(texts))] = _MARK
+            texts[random.randrange(len(texts))] = _MARKS[0]
         elif random.random() < 0.3:
             texts[0] = self._passages.prose(random.randint(300, 1500))
         form = random.choice(
@@ -171,35 +207,39 @@ class ScriptWriter:
         text = self._passages.prose(length) if self._random.random() < 0.6 else self._passages.code(length)
         return Script("reading", (GivenTokens(tuple(self._tokenizer.encode(text)[: self._context_length])),))
 
+    def _continued(self) -> Script:
+        """A text without a question, that the model goes on with."""
+        random = self._random
+        text = self._passages.facts(random.randint(1, 8))
+        if random.random() < 0.4:
+            text = self._passages.prose(random.randint(80, 1200))
+        prompt = tuple(self._tokenizer.encode(text))
+        return self._script("continued", prompt[: max(4, len(prompt) - random.randint(0, 12))])
+
     def _passage(self) -> Sequence[int]:
         """An article of the model, or something else to read."""
         article, random = self._passages.article(), self._random
         if article is not None and random.random() < 0.6:
             return article
         if random.random() < 0.5:
-            return self._tokenizer.encode(self._passages.facts(random.randint(4, 16)), add_special=False)
-        return self._tokenizer.encode(self._passages.prose(random.randint(300, 2400)), add_special=False)
+            return self._encode(self._passages.facts(random.randint(4, 16)))
+        return self._encode(self._passages.prose(random.randint(300, 2400)))
 
     def _prompt(self, question: str, marked: Sequence[int] | None = None) -> tuple[int, ...]:
         """Its tokens, with `marked` in place of the mark."""
-        before, mark, behind = question.partition(_MARK)
-        if not mark or marked is None:
-            return tuple(self._framed(question))
-        room = max(16, self._context_length // 2)
-        parts = _split(self._tokenizer, [("user", before + _MARK + behind)])
-        if parts is None:
-            text = self._tokenizer.encode(before) + list(marked[:room])
-            return (*text, *self._tokenizer.encode(behind, add_special=False))
-        return (*parts[0], *marked[:room], *parts[1])
-
-    def _framed(self, question: str) -> list[int]:
-        if self._tokenizer.has_chat_template:
-            return self._tokenizer.encode_chat([{"role": "user", "content": question}])
-        return self._tokenizer.encode(question)
+        before, mark, behind = question.partition(_MARKS[0])
+        ids = self._encode(before)
+        if mark and marked is not None:
+            ids += [*marked[: self._context_length // 2], *self._encode(behind)]
+        # The end of a question says most of what is asked.
+        ids = ids[-(self._context_length * 5 // 8) :]
+        if not self._frames:
+            return tuple(self._tokenizer.encode("") + ids)
+        frame = self._frame()
+        return (*frame.before, *ids, *frame.behind)
 
     def _script(self, kind: str, prompt: tuple[int, ...], limit: int | None = None) -> Script:
-        longest = self._context_length * 3 // 4
-        return Script(kind, (GivenTokens(prompt[-longest:]), self._answer(limit)))
+        return Script(kind, (GivenTokens(prompt), self._answer(limit)))
 
     def _answer(self, limit: int | None = None) -> ChosenTokens:
         limit = limit or self._random.randint(*_ANSWER_TOKENS)
@@ -243,30 +283,40 @@ class ScriptsAhead:
             self._written.put(error)
 
 
-def _find_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """What comes before a user's words and what behind them; None where that cannot be told."""
+def _find_frames(tokenizer: Tokenizer) -> list[_Frame]:
+    """With the model's own instructions first of all, and with others; none where a template cannot be seen through."""
     if not tokenizer.has_chat_template:
-        return None
-    parts = _split(tokenizer, [("user", _MARK)])
-    return parts if parts is not None and all(parts) else None
+        return []
+    found = [_find_frame(tokenizer, system) for system in _SYSTEMS]
+    return [frame for frame in found if frame is not None]
 
 
-def _split(
-    tokenizer: Tokenizer, turns: list[tuple[str, str]]
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The tokens before and behind the mark in these turns."""
-    if not tokenizer.has_chat_template:
+def _find_frame(tokenizer: Tokenizer, system: str | None) -> _Frame | None:
+    first = [] if system is None else [("system", system)]
+    asked = _split(tokenizer, [*first, ("user", _MARKS[0])])
+    if asked is None or not all(asked):
         return None
+    turns = [("user", _MARKS[0]), ("assistant", _MARKS[1]), ("user", _MARKS[2])]
+    followed = _split(tokenizer, [*first, *turns])
+    return _Frame(*asked, *(followed[1:] if followed is not None and len(followed) == 4 else (None, None)))
+
+
+def _split(tokenizer: Tokenizer, turns: list[tuple[str, str]]) -> list[tuple[int, ...]] | None:
+    """The tokens before, between and behind the marks in these turns."""
     messages = [{"role": role, "content": content} for role, content in turns]
     try:
         text = tokenizer.render_chat(messages)
     except UsageError:  # a template may refuse turns that others take
         return None
-    before, mark, behind = text.partition(_MARK)
-    if not mark or _MARK in behind:
-        return None
-    ids = tokenizer.encode(before, add_special=False)
+    parts: list[str] = []
+    for mark in (mark for mark in _MARKS if any(mark in content for _, content in turns)):
+        before, found, text = text.partition(mark)
+        if not found:
+            return None
+        parts.append(before)
+    parts.append(text)
+    split = [tokenizer.encode(part, add_special=False) for part in parts]
     start = tokenizer.encode_chat(messages)[:1]
-    if start != ids[:1] and start == [tokenizer.bos_id]:
-        ids = start + ids
-    return tuple(ids), tuple(tokenizer.encode(behind, add_special=False))
+    if start != split[0][:1] and start == [tokenizer.bos_id]:
+        split[0] = start + split[0]
+    return [tuple(part) for part in split]

@@ -197,7 +197,9 @@ class SelfPlay:
         looping = _find_loops(half.ids, slots, starts + counts)
         for index, (slot, player) in enumerate(zip(slots.tolist(), players, strict=True)):
             if player is not None:
-                self._follow(half, slot, player, int(counts[index]), bool(is_stopped[index]), bool(looping[index]))
+                self._follow(
+                    half, slot, player, int(counts[index]), bool(is_stopped[index]), bool(looping[index])
+                )
         self._end(half)
 
     def _follow(
@@ -306,7 +308,9 @@ class SelfPlay:
     # Choosing tokens
 
     def _chance(self, speeches: Sequence[ChosenTokens | None]) -> _Chance:
-        drawn = [(row, each) for row, each in enumerate(speeches) if each is not None and each.temperature > 0]
+        drawn = [
+            (row, each) for row, each in enumerate(speeches) if each is not None and each.temperature > 0
+        ]
         chance = _Chance()
         for is_nucleus in (False, True):
             chosen = [(row, each) for row, each in drawn if (each.top_p < 1) is is_nucleus]

@@ -171,9 +171,7 @@ class _TrainingRun:
         teacher, tokenizer = self._teacher, self._teacher.checkpoint.tokenizer()
         self._progress.start(f"{teacher.checkpoint.name} talks to itself", None)
         try:
-            dataset = TrainingRows(
-                teacher.capacity(self._plan.tokens), teacher.spec.hidden, teacher.device
-            )
+            dataset = TrainingRows(teacher.capacity(self._plan.tokens), teacher.spec.hidden, teacher.device)
             passages = _passages(tokenizer.encode(text), teacher.context_length) if text else []
             writer = ScriptWriter(tokenizer, teacher.context_length, self._plan.seed, texts=passages)
             # Where a GPU waits a thread writes ahead; elsewhere the same seed gives the same text.

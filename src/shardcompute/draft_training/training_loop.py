@@ -157,9 +157,7 @@ class TrainingLoop:
         self._steps += 1
         kept = min(_AVERAGED, self._steps / (10 + self._steps))
         with torch.no_grad():
-            torch._foreach_lerp_(
-                list(self.weights.values()), list(self._net.weights.values()), 1 - kept
-            )
+            torch._foreach_lerp_(list(self.weights.values()), list(self._net.weights.values()), 1 - kept)
         return loss.detach(), likely
 
     def _loss(self, batch: SequenceBatch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,7 +184,9 @@ class TrainingLoop:
             )
             loss = loss + said / len(chosen)
             if share_of_states:
-                apart = functional.smooth_l1_loss(rms(y, self._net.shape.eps), truth, reduction="none").mean(-1)
+                apart = functional.smooth_l1_loss(rms(y, self._net.shape.eps), truth, reduction="none").mean(
+                    -1
+                )
                 loss = loss + share_of_states * (apart * weight).mean()
             likely.append((found * is_counted).sum() / is_counted.sum().clamp_min(1))
             survived = torch.ones_like(alive).flatten().index_copy(0, chosen, found)
