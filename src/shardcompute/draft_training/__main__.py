@@ -1,4 +1,4 @@
-"""`python -m shardcompute.draft_training MODEL FILE`: trains a draft head in a batch job, without what a terminal needs.
+"""`python -m shardcompute.draft_training MODEL FILE` trains a draft head in a batch job, without what a terminal needs.
 
 Plain lines go to standard output; the file is written once a minute, and at the end.
 """

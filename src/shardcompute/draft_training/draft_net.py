@@ -72,7 +72,7 @@ class DraftNet:
         turns = _turns(shape, states.shape[1], states.device)
         embedded = rms(embedded, shape.eps) * self.weights["embedding_norm"]
         memory: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = [([], []) for _ in self.layers]
-        for step in range(steps):
+        for _ in range(steps):
             given = rms(states, shape.eps) * self.weights["state_norm"]
             u = functional.linear(torch.cat([embedded, given], dim=-1), self.weights["join"]).float()
             for layer, (keys, values) in zip(self.layers, memory, strict=True):

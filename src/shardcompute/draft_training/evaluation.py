@@ -26,8 +26,8 @@ _SCORED_ROWS = 4096
 class Evaluation:
     """How well drafts agree with what the model said greedily, by position behind a row.
 
-    `acceptance` is the share of right tokens where all drafted before were right too; `covered` the share of tokens that
-    are known at all; `rows` how many rows were drafted behind.
+    `acceptance` is the share of right tokens where all drafted before were right too; `covered` the share of tokens
+    that are known at all; `rows` how many rows were drafted behind.
     """
 
     acceptance: tuple[float, ...]
@@ -91,8 +91,8 @@ def examine(
 
 
 def find_right(net: DraftNet, batch: SequenceBatch, frozen: FrozenWeights) -> tuple[NDArray[np.bool_], float]:
-    """`[rows that count, DRAFTED]`: whether each drafted token is right; and the share of tokens that are known. Behind a
-    wrong draft the true text goes on: only those before the first wrong one count."""
+    """`[rows that count, DRAFTED]`: whether each drafted token is right; and the share of tokens that are known. Behind
+    a wrong draft the true text goes on: only those before the first wrong one count."""
     places = frozen.places[batch.tokens]
     wanted = torch.full((*batch.tokens.shape,), -1, device=places.device)
     wanted[:, :-2] = places[:, 2:]

@@ -6,14 +6,15 @@ import ast
 import importlib.util
 import sysconfig
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Final
 
 from shardcompute.draft_training.words import LANDS, NAMES, PLACES, SURNAMES, THINGS, TOPICS, TRADES
 
-_MODULES: Final = 160
+_MODULES: Final = 80
 _LARGEST_MODULE: Final = 120_000
 _KEPT_ARTICLES: Final = 4096
 _SHORT_PASSAGE: Final = 160
@@ -48,11 +49,7 @@ class Passages:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._prose = [piece for text in _docs() for piece in _paragraphs(text)]
-        self._code: list[str] = []
-        for text in _sources(random):
-            self._code += _functions(text)
-            self._prose += _docstrings(text)
+        self._prose, self._code = _read_library()
         self.articles: deque[tuple[int, ...]] = deque(maxlen=_KEPT_ARTICLES)
 
     def facts(self, sentences: int) -> str:
@@ -72,7 +69,7 @@ class Passages:
         except (IndexError, RuntimeError):  # there is none yet, or another thread has just added one
             return None
 
-    def _cut(self, pieces: list[str], characters: int, between: str = "\n") -> str:
+    def _cut(self, pieces: Sequence[str], characters: int, between: str = "\n") -> str:
         if not pieces:
             return self.facts(max(1, characters // 90))
         at, text = self._random.randrange(len(pieces)), ""
@@ -98,6 +95,17 @@ def fill_facts(text: str, random: Random) -> str:
     )
 
 
+@cache
+def _read_library() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Pieces of prose and of code; the same in every run."""
+    prose = [piece for text in _docs() for piece in _paragraphs(text)]
+    code: list[str] = []
+    for text in _sources():
+        code += _functions(text)
+        prose += _docstrings(text)
+    return tuple(prose), tuple(code)
+
+
 def _docs() -> Iterator[str]:
     """Python's own help texts and licence, where they are installed."""
     if importlib.util.find_spec("pydoc_data") is not None:
@@ -110,7 +118,7 @@ def _docs() -> Iterator[str]:
             yield path.read_text(errors="replace")
 
 
-def _sources(random: Random) -> Iterator[str]:
+def _sources() -> Iterator[str]:
     """Some of the standard library's modules."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(
@@ -120,7 +128,7 @@ def _sources(random: Random) -> Iterator[str]:
             for path in folder.glob(pattern)
         ]
     )
-    for path in random.sample(files, min(_MODULES, len(files))):
+    for path in files[:: max(1, len(files) // _MODULES)]:
         text = path.read_text(errors="replace")
         if len(text) <= _LARGEST_MODULE:
             yield text

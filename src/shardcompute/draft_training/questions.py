@@ -1,7 +1,7 @@
 """Questions of self-play: what a model is asked when it talks to itself, so that a draft head learns what it says.
 
-There are kinds of questions, each with many forms whose gaps are filled by chance (`words`), so that hardly any is asked
-twice. Two kinds are never learned from (`HELD_OUT`): they show how a draft head does on what it was not taught.
+There are kinds of questions, each with many forms whose gaps are filled by chance (`words`), so that hardly any is
+asked twice. Two kinds are never learned from (`HELD_OUT`): they show how a draft head does on what it was not taught.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
         "It takes {name} {m} minutes to paint a chair. How many hours does it take to paint {n} chairs?",
         "In a class of {n} pupils, {k} play the piano and {m} play football. If nobody does both, how many do neither?",
         "{name} saves ${m} a week for {n} weeks, then spends a third of it on {things}. How much money is left?",
-        "A farm has {n} cows and {m} times as many chickens. Each chicken lays {k} eggs a week. How many eggs are there "
-        "in a week?",
+        "A farm has {n} cows and {m} times as many chickens. Each chicken lays {k} eggs a week. How many eggs are "
+        "there in a week?",
         "{name} walks {k} miles to work and back, {m} days a month. How many miles is that in {k2} months?",
         "What is {n} times {m}, plus {k}? Show the steps.",
         "Solve for x: {k}x + {m} = {n}.",
@@ -142,7 +142,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "reasoning": (
         "Which of these has least to do with {topic}: (a) {other}, (b) {third}, (c) {topic}? Explain your choice.",
         "{name} is taller than {other_name}, and {other_name} is taller than {third_name}. Who is the shortest? Why?",
-        "Is the following sentence positive, negative or neutral? “{name} thought that the talk about {topic} was fine.”",
+        "Is the following sentence positive, negative or neutral? “{name} thought the talk about {topic} was fine.”",
         "{name} is in a race and has just passed the person in place {k}. In which place is {name} now?",
         "Some people say that {topic} is worse than {other}. Weigh the arguments and decide.",
         "One morning {name} saw the shadow of a pole to the left. In which direction was {name} facing? Explain.",
@@ -159,8 +159,8 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "rewriting": (
         "Rewrite this more politely: “I do not care about {topic}, {name}, leave me alone.”",
         "Correct the grammar: “{name} don't knows nothing about {topic} and he never have.”",
-        "Edit this paragraph and fix all mistakes: “did you remember {name} {surname}, a {trade} who live in {place} and "
-        "were interested on {topic}. she have {n} {things}.”",
+        "Edit this paragraph and fix all mistakes: “did you remember {name} {surname}, a {trade} who live in {place} "
+        "and were interested on {topic}. she have {n} {things}.”",
         "Say the same in other words, {k} times: {topic} made {place} rich.",
     ),
 }

@@ -298,7 +298,7 @@ def _find_frame(tokenizer: Tokenizer, system: str | None) -> _Frame | None:
         return None
     turns = [("user", _MARKS[0]), ("assistant", _MARKS[1]), ("user", _MARKS[2])]
     followed = _split(tokenizer, [*first, *turns])
-    return _Frame(*asked, *(followed[1:] if followed is not None and len(followed) == 4 else (None, None)))
+    return _Frame(*asked, *(followed[2:] if followed is not None and len(followed) == 4 else (None, None)))
 
 
 def _split(tokenizer: Tokenizer, turns: list[tuple[str, str]]) -> list[tuple[int, ...]] | None:

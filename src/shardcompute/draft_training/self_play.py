@@ -27,7 +27,7 @@ _NUCLEUS_TOKENS = 256
 _LEAST_NOISE = 1e-20
 
 Keep = Callable[[Sequence[SelfPlayDialogue], torch.Tensor], None]
-"""Takes dialogues that ended, with the states of all their tokens, one behind the other, scaled to a mean square of 1."""
+"""Takes dialogues that ended, with the states of all their tokens one behind the other, of a mean square of 1."""
 
 
 @dataclass(slots=True)

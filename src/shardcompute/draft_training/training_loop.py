@@ -42,8 +42,8 @@ _SAVE_S = 60.0
 @dataclass(frozen=True, slots=True)
 class FrozenWeights:
     """Of the model itself: embeddings of the known tokens (scaled already) behind a row of zeros, the head's rows of
-    these tokens, and which they are: `places` says for every token which known one it is, or -1. `finish` is the model's
-    last norm, of rows with a mean square of 1; `scale` and `softcap` are what it does to logits."""
+    these tokens, and which they are: `places` says for every token which known one it is, or -1. `finish` is the
+    model's last norm, of rows with a mean square of 1; `scale` and `softcap` are what it does to logits."""
 
     embedding: torch.Tensor
     head: torch.Tensor
@@ -59,8 +59,8 @@ class FrozenWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """How long: so many passes over all rows, or so many seconds; `rows` in a step. `soft` is the share of the loss that
-    compares with all that the model held likely; the rest compares with what it held likeliest."""
+    """How long: so many passes over all rows, or so many seconds; `rows` in a step. `soft` is the share of the loss
+    that compares with all that the model held likely; the rest compares with what it held likeliest."""
 
     rows: int
     soft: float = 0.5

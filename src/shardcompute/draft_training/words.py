@@ -108,7 +108,7 @@ _SENTENCES: Final = {
         "croient plus à {t}|Le rapport sur {t} sera publié dans {n} jours|Selon la police, {n} personnes ont été "
         "blessées à {p}|Nous ne pouvons pas résoudre {t} sans aide|Il est important que {t} soit accessible aux jeunes|"
         "En {y}, personne ne parlait de {t} à {p}",
-        "l'économie, la santé, l'école, le climat, la sécurité, la musique, le sport, le travail, la science, l'histoire",
+        "l'économie, la santé, l'école, le climat, la sécurité, la musique, le sport, le travail, la science",
     ),
     "Spanish": (
         "{w} habló de {t} en {p} el {d}|El gobierno quiere mejorar {t} antes de {y}|Mucha gente en {p} ya no cree en "
