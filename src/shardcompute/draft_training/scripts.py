@@ -213,7 +213,7 @@ class ScriptWriter:
         text = self._passages.facts(random.randint(1, 8))
         if random.random() < 0.4:
             text = self._passages.prose(random.randint(80, 1200))
-        prompt = tuple(self._tokenizer.encode(text))
+        prompt = tuple(self._tokenizer.encode(text)[: self._context_length // 2])
         return self._script("continued", prompt[: max(4, len(prompt) - random.randint(0, 12))])
 
     def _passage(self) -> Sequence[int]:

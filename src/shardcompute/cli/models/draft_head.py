@@ -44,13 +44,16 @@ def train(
         float,
         typer.Option("--epochs", metavar="E", min=0.1, help="With --tokens: how often to learn from each."),
     ] = 4.0,
-    blocks: Annotated[
-        int, typer.Option("--blocks", metavar="N", min=0, max=16, help="Layers of the drafter.")
-    ] = 2,
+    layers: Annotated[
+        int, typer.Option("--layers", metavar="N", min=1, max=4, help="Layers of the drafter.")
+    ] = 1,
     width: Annotated[
         int | None,
         typer.Option(
-            "--width", metavar="N", min=32, help="Width of its layers, by default four times the model's."
+            "--width",
+            metavar="N",
+            min=32,
+            help="Width inside its layers, by default eight thirds of the model's.",
         ),
     ] = None,
     vocabulary: Annotated[
@@ -79,12 +82,16 @@ def train(
             help="A file of text like that which the model will read and write, to learn from as well.",
         ),
     ] = None,
+    is_fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget what a run that was cut short has learned.")
+    ] = False,
     threads: Threads = None,
 ) -> None:
     """Train a drafter for a model's last machine, where all of the model fits into memory and torch is installed.
 
     The model talks to itself, and a small network learns to tell how it goes on. A GPU is a hundred times as fast
-    at this as a CPU. What was trained lies in the data folder, where `up` finds it.
+    at this as a CPU. A run that was cut short is gone on with by the next one. What was trained is compared, on text
+    that was held out, with the drafter in use: where it is better it is kept in the data folder, where `up` finds it.
     """
     from shardcompute.weights.checkpoint import open_checkpoint
     from shardcompute.weights.sources.resolve import resolve
@@ -97,13 +104,18 @@ def train(
     ):
         from shardcompute.backends.processor import default_threads
         from shardcompute.draft_training.train import TrainingOptions, train_draft_head
-        from shardcompute.node.weights.draft_heads import save_draft_head
+        from shardcompute.models.draft_head import decode_draft_head
+        from shardcompute.node.weights.draft_heads import (
+            draft_head_attachments,
+            save_draft_head,
+            training_file,
+        )
 
         plan = TrainingOptions(
             minutes=minutes,
             tokens=tokens,
             epochs=epochs,
-            blocks=blocks,
+            layers=layers,
             width=width or 0,
             vocabulary=vocabulary,
             device=device,
@@ -111,7 +123,31 @@ def train(
             threads=threads or settings.threads or default_threads(),
             seed=seed,
         )
-        content = "" if text is None else text.read_text(errors="replace")
-        trained = train_draft_head(checkpoint, plan, text=content, progress=progress, say=screen.say)
-        path = save_draft_head(draft_heads_folder(settings), checkpoint, trained.weights)
-        screen.say(f"{path}: {1 + trained.accepted:.2f} tokens per round are to be expected")
+        folder = draft_heads_folder(settings)
+        unfinished = training_file(folder, checkpoint)
+        if is_fresh:
+            unfinished.unlink(missing_ok=True)
+        in_use = [
+            decode_draft_head(content, checkpoint.spec.hidden)
+            for content in draft_head_attachments(checkpoint, folder).values()
+        ]
+        trained = train_draft_head(
+            checkpoint,
+            plan,
+            text="" if text is None else text.read_text(errors="replace"),
+            in_use=in_use[0] if in_use else None,
+            resumed=unfinished,
+            progress=progress,
+            say=screen.say,
+        )
+        unfinished.unlink(missing_ok=True)
+        rounds = f"{trained.examination.score:.2f} tokens per round"
+        if not trained.is_better:
+            assert trained.in_use is not None
+            screen.say(
+                f"not taken into use: {rounds} are to be expected of it, and {trained.in_use.score:.2f} of the one in "
+                "use; train longer with --minutes"
+            )
+            return
+        path = save_draft_head(folder, checkpoint, trained.weights)
+        screen.say(f"{path}: {rounds} are to be expected")

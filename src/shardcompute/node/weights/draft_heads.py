@@ -49,6 +49,11 @@ def save_draft_head(folder: Path, checkpoint: Checkpoint, weights: DraftHeadWeig
     return path
 
 
+def training_file(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Where a run that trains a model's draft head leaves what it has learned so far."""
+    return _path(folder, checkpoint).with_name("training.pt")
+
+
 def draft_head_attachments(checkpoint: Checkpoint, folder: Path | None) -> tuple[dict[str, bytes], str]:
     """A model's draft head to be served with it, where one was saved in the folder or comes with the package; and why
     one that is there is left out."""
