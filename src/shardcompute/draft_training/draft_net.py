@@ -199,14 +199,16 @@ def pack(net: DraftNet, weights: dict[str, torch.Tensor], ids: NDArray[np.int32]
 
     shape = net.shape
     return DraftHeadWeights(
-        ids,
-        *(vector(f"{name}_norm") for name in ("embedding", "state", "output")),
-        matrix("join"),
-        tuple(layer(number) for number in range(shape.layers)),
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.theta,
+        ids=ids,
+        embedding_norm=vector("embedding_norm"),
+        state_norm=vector("state_norm"),
+        output_norm=vector("output_norm"),
+        join=matrix("join"),
+        layers=tuple(layer(number) for number in range(shape.layers)),
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        theta=shape.theta,
     )
 
 

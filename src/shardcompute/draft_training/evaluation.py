@@ -137,7 +137,7 @@ def _join(evaluations: Sequence[Evaluation]) -> Evaluation:
     rows = sum(each.rows for each in evaluations)
     if not rows:
         return Evaluation((0.0,) * DRAFTED, 0.0, 0)
-    leading = sum(np.cumprod(each.acceptance) * each.rows for each in evaluations)
+    leading = np.sum([np.cumprod(each.acceptance) * each.rows for each in evaluations], axis=0)
     before = np.concatenate([[rows], leading[:-1]])
     covered = sum(each.covered * each.rows for each in evaluations) / rows
     return Evaluation(tuple((leading / np.maximum(before, 1)).tolist()), covered, rows)

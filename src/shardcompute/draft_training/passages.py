@@ -14,7 +14,7 @@ from typing import Final
 
 from shardcompute.draft_training.words import LANDS, NAMES, PLACES, SURNAMES, THINGS, TOPICS, TRADES
 
-_MODULES: Final = 80
+_MODULES: Final = 40
 _LARGEST_MODULE: Final = 120_000
 _KEPT_ARTICLES: Final = 4096
 _SHORT_PASSAGE: Final = 160

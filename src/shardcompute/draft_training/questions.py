@@ -218,6 +218,17 @@ EXTRACTION_ASKS: Final = (
     "Find all numbers of the text and say what each means.\n\n",
     "Repeat the second sentence of this text: ",
 )
+TRANSLATION_ASKS: Final = (
+    "Translate {} to English: ",
+    "Translate from {} into English: ",
+    "What does this {} text mean? ",
+)
+RETRIEVAL_ASKS: Final = (
+    ("Answer the question from these passages.\n\n", "Question: "),
+    ("", "Answer the question: "),
+    ("Context:\n", "Using the context above, answer: "),
+    ("Question: ", "\n\nDocuments:\n"),
+)
 CODE_ASKS: Final = (
     "Explain what this code does:\n\n",
     "Add type hints to this function:\n\n",

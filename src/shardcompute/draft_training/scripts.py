@@ -6,6 +6,7 @@ its own begins. Articles that it wrote are given to it again, to summarise or to
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +22,16 @@ from shardcompute.draft_training.questions import (
     FOLLOW_UPS,
     HELD_OUT,
     KINDS,
+    RETRIEVAL_ASKS,
     SUMMARY_ASKS,
+    TRANSLATION_ASKS,
     ask,
     fill,
 )
 from shardcompute.draft_training.words import TONGUES, tongue_text
 from shardcompute.models.tokenizer import Tokenizer
 
+_Piece = str | tuple[int, ...]
 _MARKS = ("⁂QZXJ⁂", "⁂XJZQ⁂", "⁂JQXZ⁂")
 _SYSTEMS = (
     None,
@@ -43,6 +47,7 @@ _FIRST_ANSWER_TOKENS = (64, 160)
 _ARTICLE_TOKENS = 448
 _TEMPERATURES = (0.0, 0.0, 0.0, 0.8)
 _WRITTEN_AHEAD = 4096
+_WRITTEN_AT_ONCE = 64
 _FRAMED_KINDS = ("invented", "followed")
 _SHARES = {
     "invented": 14,
@@ -78,6 +83,14 @@ class _Frame:
     again: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """A script before its texts are encoded: what is given is in pieces, of text or of tokens."""
+
+    kind: str
+    turns: tuple[tuple[_Piece, ...] | ChosenTokens, ...]
+
+
 class ScriptWriter:
     """Writes scripts for ever, of all kinds; `texts` are passages of tokens to be read as they are, first of all."""
 
@@ -88,9 +101,10 @@ class ScriptWriter:
         self._random = Random(seed)
         self._context_length = context_length
         self._frames = _find_frames(tokenizer)
+        self._start = tuple(tokenizer.encode(""))
         self._passages = Passages(self._random)
         self._texts = list(texts)
-        self._forms: dict[str, Callable[[], Script]] = {
+        self._forms: dict[str, Callable[[], _Outline]] = {
             "invented": self._invented,
             "followed": self._followed,
             "translation": self._translation,
@@ -108,11 +122,27 @@ class ScriptWriter:
         while self._texts:
             yield Script("text", (GivenTokens(tuple(self._texts.pop())),))
         while True:
-            yield self.write(self._random.choices(self._kinds, self._shares)[0])
+            yield from self.write(self._random.choices(self._kinds, self._shares, k=_WRITTEN_AT_ONCE))
 
-    def write(self, kind: str) -> Script:
-        form = self._forms.get(kind)
-        return self._asked(kind, ask(self._random, kind)) if form is None else form()
+    def write(self, kinds: Sequence[str]) -> list[Script]:
+        """One of each of these kinds."""
+        outlines = [self._outline(kind) for kind in kinds]
+        given = [turn for outline in outlines for turn in outline.turns if isinstance(turn, tuple)]
+        # All at once: a thread that writes beside others would have to wait for its turn behind every text.
+        texts = [piece for turn in given for piece in turn if isinstance(piece, str)]
+        encoded = iter(self._tokenizer.encode_all(texts))
+
+        def finished(turn: tuple[_Piece, ...]) -> GivenTokens:
+            pieces = [next(encoded) if isinstance(piece, str) else piece for piece in turn]
+            return GivenTokens(_shortened(pieces, self._context_length * 5 // 8))
+
+        return [
+            Script(
+                outline.kind,
+                tuple(finished(turn) if isinstance(turn, tuple) else turn for turn in outline.turns),
+            )
+            for outline in outlines
+        ]
 
     def keep(self, dialogue: SelfPlayDialogue) -> None:
         """An article that the model has written will be given to it again."""
@@ -121,125 +151,95 @@ class ScriptWriter:
             words = [token for token in said if token not in self._tokenizer.special_ids]
             self._passages.articles.append(tuple(words))
 
-    def _asked(self, kind: str, question: str) -> Script:
-        limit = _ARTICLE_TOKENS if kind == "article" else None
-        return self._script(kind, self._prompt(question), limit)
+    def _outline(self, kind: str) -> _Outline:
+        form = self._forms.get(kind)
+        return self._asked(kind, ask(self._random, kind)) if form is None else form()
 
-    def _invented(self) -> Script:
+    def _asked(self, kind: str, *question: _Piece) -> _Outline:
+        limit = _ARTICLE_TOKENS if kind == "article" else None
+        if not self._frames:
+            return _Outline(kind, ((self._start, *question), self._answer(limit)))
+        frame = self._frame()
+        return _Outline(kind, ((frame.before, *question, frame.behind), self._answer(limit)))
+
+    def _invented(self) -> _Outline:
         frame = self._frame()
         stops = self._tokenizer.eos_ids | {frame.behind[0]}
         question = ChosenTokens(_QUESTION_TOKENS, frozenset(stops), temperature=1.0, top_p=0.95)
-        turns = (GivenTokens(frame.before), question, GivenTokens(frame.behind), self._answer())
-        return Script("invented", turns)
+        return _Outline("invented", ((frame.before,), question, (frame.behind,), self._answer()))
 
-    def _followed(self) -> Script:
+    def _followed(self) -> _Outline:
         """A question, an answer, and a second question."""
         kinds = [kind for kind in KINDS if kind not in HELD_OUT]
         question = ask(self._random, self._random.choice(kinds))
         frame, answer = self._frame(), self._answer()
         if frame.reply is None or frame.again is None:
             return self._asked("question", question)
-        more = self._encode(fill(self._random.choice(FOLLOW_UPS), self._random))
+        more = fill(self._random.choice(FOLLOW_UPS), self._random)
         first = ChosenTokens(self._random.randint(*_FIRST_ANSWER_TOKENS), answer.stops, answer.temperature)
-        turns = (
-            GivenTokens((*frame.before, *self._encode(question), *frame.behind)),
-            first,
-            GivenTokens((*frame.reply, *more, *frame.again)),
-            answer,
-        )
-        return Script("followed", turns)
+        given = (frame.before, question, frame.behind)
+        return _Outline("followed", (given, first, (frame.reply, more, frame.again), answer))
 
-    def _frame(self) -> _Frame:
-        if len(self._frames) > 1 and self._random.random() < _OTHER_SYSTEMS:
-            return self._random.choice(self._frames[1:])
-        return self._frames[0]
-
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special=False)
-
-    def _translation(self) -> Script:
+    def _translation(self) -> _Outline:
         random = self._random
         tongue, text = tongue_text(random, random.randint(1, 3))
         if random.random() < 0.25:
-            tongue = random.choice(TONGUES)
-            text = f"Translate English to {tongue}: {self._passages.facts(random.randint(1, 2))}"
-        else:
-            form = random.choice(
-                ("Translate {} to English: ", "Translate from {} into English: ", "What does this {} mean? ")
-            )
-            text = form.format(tongue) + text
-        return self._script("translation", self._prompt(text))
+            facts = self._passages.facts(random.randint(1, 2))
+            return self._asked("translation", f"Translate English to {random.choice(TONGUES)}: {facts}")
+        return self._asked("translation", random.choice(TRANSLATION_ASKS).format(tongue) + text)
 
-    def _summary(self) -> Script:
-        question = self._random.choice(SUMMARY_ASKS) + _MARKS[0]
-        return self._script("summary", self._prompt(question, self._passage()))
+    def _summary(self) -> _Outline:
+        return self._asked("summary", self._random.choice(SUMMARY_ASKS), self._passage())
 
-    def _extraction(self) -> Script:
-        question = self._random.choice(EXTRACTION_ASKS) + self._passages.facts(self._random.randint(2, 6))
-        return self._script("extraction", self._prompt(question))
+    def _extraction(self) -> _Outline:
+        facts = self._passages.facts(self._random.randint(2, 6))
+        return self._asked("extraction", self._random.choice(EXTRACTION_ASKS) + facts)
 
-    def _code(self) -> Script:
-        question = self._random.choice(CODE_ASKS) + self._passages.code(self._random.randint(200, 1400))
-        return self._script("reading code", self._prompt(question))
+    def _code(self) -> _Outline:
+        code = self._passages.code(self._random.randint(200, 1400))
+        return self._asked("reading code", self._random.choice(CODE_ASKS) + code)
 
-    def _retrieval(self) -> Script:
+    def _retrieval(self) -> _Outline:
         """Passages, and a question that one of them may answer."""
         random = self._random
-        question, article = ask(random, "question"), self._passages.article()
-        texts = [self._passages.facts(random.randint(2, 7)) for _ in range(random.randint(1, 4))]
-        if article is not None and random.random() < 0.7:
-            texts[random.randrange(len(texts))] = _MARKS[0]
-        elif random.random() < 0.3:
-            texts[0] = self._passages.prose(random.randint(300, 1500))
-        form = random.choice(
-            (
-                "Answer the question from these passages.\n\n{}\n\nQuestion: {}",
-                "{}\n\nAnswer the question: {}",
-                "Context:\n{}\n\nUsing the context above, answer: {}",
-                "Question: {1}\n\nDocuments:\n{0}\n\nAnswer:",
-            )
-        )
-        given = "\n\n".join(texts)
-        return self._script("retrieval", self._prompt(form.format(given, question), article))
+        question = ask(random, "question")
+        texts: list[_Piece] = [
+            self._passages.facts(random.randint(2, 7)) for _ in range(random.randint(0, 3))
+        ]
+        texts.insert(random.randint(0, len(texts)), self._passage())
+        passages = [piece for text in texts for piece in (text, "\n\n")]
+        before, between = random.choice(RETRIEVAL_ASKS)
+        if before.endswith("Question: "):
+            return self._asked("retrieval", before, question, between, *passages, "Answer:")
+        return self._asked("retrieval", before, *passages, between, question)
 
-    def _reading(self) -> Script:
-        length = self._random.randint(200, self._context_length * 3)
-        text = self._passages.prose(length) if self._random.random() < 0.6 else self._passages.code(length)
-        return Script("reading", (GivenTokens(tuple(self._tokenizer.encode(text)[: self._context_length])),))
-
-    def _continued(self) -> Script:
+    def _continued(self) -> _Outline:
         """A text without a question, that the model goes on with."""
         random = self._random
         text = self._passages.facts(random.randint(1, 8))
         if random.random() < 0.4:
             text = self._passages.prose(random.randint(80, 1200))
-        prompt = tuple(self._tokenizer.encode(text)[: self._context_length // 2])
-        return self._script("continued", prompt[: max(4, len(prompt) - random.randint(0, 12))])
+        cut = text[: max(8, len(text) - random.randint(0, 40))]
+        return _Outline("continued", ((self._start, cut), self._answer()))
 
-    def _passage(self) -> Sequence[int]:
+    def _reading(self) -> _Outline:
+        length = self._random.randint(200, self._context_length * 3)
+        text = self._passages.prose(length) if self._random.random() < 0.6 else self._passages.code(length)
+        return _Outline("reading", ((self._start, text),))
+
+    def _passage(self) -> _Piece:
         """An article of the model, or something else to read."""
         article, random = self._passages.article(), self._random
         if article is not None and random.random() < 0.6:
             return article
         if random.random() < 0.5:
-            return self._encode(self._passages.facts(random.randint(4, 16)))
-        return self._encode(self._passages.prose(random.randint(300, 2400)))
+            return self._passages.facts(random.randint(4, 16))
+        return self._passages.prose(random.randint(300, 2400))
 
-    def _prompt(self, question: str, marked: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Its tokens, with `marked` in place of the mark."""
-        before, mark, behind = question.partition(_MARKS[0])
-        ids = self._encode(before)
-        if mark and marked is not None:
-            ids += [*marked[: self._context_length // 2], *self._encode(behind)]
-        # The end of a question says most of what is asked.
-        ids = ids[-(self._context_length * 5 // 8) :]
-        if not self._frames:
-            return tuple(self._tokenizer.encode("") + ids)
-        frame = self._frame()
-        return (*frame.before, *ids, *frame.behind)
-
-    def _script(self, kind: str, prompt: tuple[int, ...], limit: int | None = None) -> Script:
-        return Script(kind, (GivenTokens(prompt), self._answer(limit)))
+    def _frame(self) -> _Frame:
+        if len(self._frames) > 1 and self._random.random() < _OTHER_SYSTEMS:
+            return self._random.choice(self._frames[1:])
+        return self._frames[0]
 
     def _answer(self, limit: int | None = None) -> ChosenTokens:
         limit = limit or self._random.randint(*_ANSWER_TOKENS)
@@ -281,6 +281,15 @@ class ScriptsAhead:
                     return
         except BaseException as error:  # said where the next script is asked for
             self._written.put(error)
+
+
+def _shortened(pieces: list[Sequence[int]], most: int) -> tuple[int, ...]:
+    """All of them, but for the end of the longest where there are too many."""
+    longest = max(range(len(pieces)), key=lambda index: len(pieces[index]))
+    excess = sum(map(len, pieces)) - most
+    if excess > 0:
+        pieces[longest] = pieces[longest][: max(1, len(pieces[longest]) - excess)]
+    return tuple(itertools.chain.from_iterable(pieces))
 
 
 def _find_frames(tokenizer: Tokenizer) -> list[_Frame]:

@@ -364,7 +364,7 @@ def _count_words(
     for stops, number in sets.items():
         if stops:
             is_stop |= (which == number)[:, None] & np.isin(words, list(stops))
-    is_stopped = is_stop.any(axis=1)
+    is_stopped = np.asarray(is_stop.any(axis=1))
     return np.where(is_stopped, is_stop.argmax(axis=1) + 1, words.shape[1]), is_stopped
 
 

@@ -222,7 +222,7 @@ def _teach(
     return torch.cat(means), torch.cat(best)
 
 
-class _Distillation(torch.autograd.Function):
+class _Distillation(torch.autograd.Function):  # type: ignore[misc]
     """The weighted sum of cross-entropies of rows with what they are taught, and what each gives to its best token.
 
     The head learns nothing, so a row's gradient is the difference of two means of head rows: that is found on the way,

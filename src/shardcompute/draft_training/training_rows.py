@@ -78,7 +78,8 @@ class TrainingRows:
     def split(self) -> tuple[list[Span], list[Span]]:
         """Spans to learn from and spans held out: one in fifty, or more where there are few, and all of the kinds that
         are never learned from."""
-        learned, unseen = [], []
+        learned: list[Span] = []
+        unseen: list[Span] = []
         for span in self.spans:
             (unseen if span.kind in HELD_OUT else learned).append(span)
         every = max(2, min(_ONE_IN, len(learned) // _FEW_SPANS))

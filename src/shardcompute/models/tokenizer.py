@@ -166,6 +166,11 @@ class Tokenizer:
         ids = self._encode_plain(text)
         return [*self._parts.prefix, *ids, *self._parts.suffix] if add_special else ids
 
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts, without what the model expects around them."""
+        encoded = self._parts.pipeline.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [each.ids for each in encoded]
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of the tokens' bytes; U+FFFD where they are not UTF-8."""
         skipped = self.special_ids if skip_special else frozenset[int]()

@@ -29,7 +29,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
 
 
 def test_a_question_that_the_model_makes_up_stands_where_a_user_would_speak(tokenizer: Tokenizer) -> None:
-    before, question, behind, answer = ScriptWriter(tokenizer, 512, 3).write("invented").turns
+    before, question, behind, answer = ScriptWriter(tokenizer, 512, 3).write(["invented"])[0].turns
     assert isinstance(before, GivenTokens)
     assert isinstance(question, ChosenTokens)
     assert isinstance(behind, GivenTokens)
@@ -57,7 +57,7 @@ def test_what_the_model_wrote_is_given_to_it_again(tokenizer: Tokenizer) -> None
     origins = np.asarray([GIVEN] * 2 + [GREEDY] * len(words), np.uint8)
     for kind in ("question", "article"):
         writer.keep(SelfPlayDialogue(kind, ids, origins))
-    prompts = [writer.write("summary").turns[0] for _ in range(12)]
+    prompts = [script.turns[0] for script in writer.write(["summary"] * 12)]
     assert any(isinstance(each, GivenTokens) and words == _middle(each.ids, words) for each in prompts)
 
 
