@@ -284,12 +284,12 @@ class ScriptsAhead:
 
 
 def _shortened(pieces: list[Sequence[int]], most: int) -> tuple[int, ...]:
-    """All of them, but for the end of the longest where there are too many."""
-    longest = max(range(len(pieces)), key=lambda index: len(pieces[index]))
-    excess = sum(map(len, pieces)) - most
-    if excess > 0:
-        pieces[longest] = pieces[longest][: max(1, len(pieces[longest]) - excess)]
-    return tuple(itertools.chain.from_iterable(pieces))
+    """All of them, but for the ends of the longest where there are too many."""
+    most_each, excess = max(map(len, pieces)), sum(map(len, pieces)) - most
+    while excess > 0 and most_each > 1:
+        most_each = max(1, most_each - -(-excess // len(pieces)))
+        excess = sum(min(len(piece), most_each) for piece in pieces) - most
+    return tuple(itertools.chain.from_iterable(piece[:most_each] for piece in pieces))
 
 
 def _find_frames(tokenizer: Tokenizer) -> list[_Frame]:

@@ -279,6 +279,8 @@ class SelfPlay:
     def _speak(self, half: _Half) -> None:
         """Let all go on for some steps."""
         speaking = [(slot, player) for slot, player in enumerate(half.players) if player is not None]
+        if not speaking:  # all memory is taken by the other half
+            return
         half.speakers = np.asarray([slot for slot, _ in speaking], dtype=np.int64)
         slots = self._upload(half.speakers)
         starts = [(player.number, player.known) for _, player in speaking]
