@@ -159,8 +159,8 @@ def build_head_drafter(
     """What drafts on from the final states of a last stage on this backend; `source` has the model's head and
     embedding, `options.kv_bytes` is for its memory of sessions. UnsupportedModelError where the backend gives no such
     states. Rows of the embedding are read where they are stored, if they can be: few are, one for each token."""
-    if backend not in DRAFTING_BACKENDS:
-        raise refuse_final_rows(backend)
+    if not can_draft(spec, backend):
+        raise refuse_final_rows("transformers" if is_fallback(spec) else backend)
     head = rows_of(source.matrix("head"), weights.ids)
     if isinstance(head, DenseMatrix):
         # All of it is read for every drafted token, which is only a guess.
@@ -182,6 +182,11 @@ def build_head_drafter(
         vocab_size=spec.vocab_size,
         embedding_scale=spec.embedding_scale,
     )
+
+
+def can_draft(spec: ModelSpec, backend: str) -> bool:
+    """Whether a last stage of this model on this backend can have a draft head."""
+    return backend in DRAFTING_BACKENDS and not is_fallback(spec)
 
 
 def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executor:

@@ -38,6 +38,7 @@ from shardcompute.core.batch import Segment
 from shardcompute.core.errors import RowGapError, UsageError
 from shardcompute.core.steps import PICKED, Draft, Opening, Picked, SessionRows, segments_of
 from shardcompute.models.vocabulary import Vocabulary
+from shardcompute.runtime.draft_backlog import DraftBacklog
 from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.tail import Tail
 
@@ -91,7 +92,7 @@ class StageRuntime:
         self._picker = executor if isinstance(executor, PickingExecutor) and executor.can_pick else None
         self._guesses: dict[int, int] = {}
         """The token of each session of the step finished last that the device would go on from."""
-        self._drafter = drafter
+        self._drafter: HeadDrafter | DraftBacklog | None = drafter
         self._is_first = is_first
         self._tail = Tail(vocabulary) if is_last else None
         self.max_rows = max_rows
@@ -183,16 +184,24 @@ class StageRuntime:
     def draft(self, work: Sequence[SessionRows]) -> list[Draft]:
         """Head drafts behind what was remembered of this work, where they are asked for and can be made."""
         drafter, tail = self._drafter, self._tail
-        if drafter is None or tail is None or not any(part.head_draft_tokens for part in work):
+        if tail is None or not isinstance(drafter, HeadDrafter):
+            return []
+        if not any(part.head_draft_tokens for part in work):
             return []
         open_work = [part for part in work if tail.has(part.session)]
         return self._drafting(lambda: drafter.draft(open_work, tail)) or []
+
+    def await_drafter(self) -> None:
+        """Keep what a drafter is to be shown until somebody calls `draft_with`."""
+        self._drafter = DraftBacklog()
 
     def draft_with(self, drafter: HeadDrafter | None) -> None:
         """From now on draft with this; None: not at all."""
         if self._tail is None and drafter is not None:
             raise ValueError("only a last stage can draft")
         former, self._drafter = self._drafter, drafter
+        if drafter is not None and isinstance(former, DraftBacklog):
+            self._drafting(lambda: former.tell(drafter))
         if former is not None:
             former.close()
 

@@ -47,6 +47,7 @@ from shardcompute.node.worker.ranks.shares import ShareOpening, of_whole_layers
 from shardcompute.node.worker.service_pace import ServicePace
 from shardcompute.node.worker.speed_probe import ShardSpeed, measure_shard, shape_of_card
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
+from shardcompute.runtime.shard import can_draft
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.adapter_pack import adapter_names
 from shardcompute.weights.card import Card
@@ -276,6 +277,10 @@ class ShardLoader:
         read_bytes = shape.work_bytes * stage.count + (card.head_bytes if stage.is_last else 0)
         kv_token_bytes = card.spec.kv_bytes_per_token_and_layer(command.kv_type) * stage.count
         release_code()
+        leads = command.tensor is None or command.tensor.rank == 0
+        drafts = stage.is_last and leads and draft_head_bytes(card) > 0
+        if drafts and can_draft(card.spec, backend):
+            runtime.await_drafter()
         if ranked is None:
             pace = ServicePace(speed.stage, speed.stage.row_s * kv_token_bytes / read_bytes)
             self._stages.add(key, runtime, pace)
@@ -284,11 +289,10 @@ class ShardLoader:
         with self._lock:
             shard = Shard(command.chain, command.model, command.start, command.stop, size, command.tensor)
             self._held[key] = _Held(shard, parts.log_bytes)
-        leads = command.tensor is None or command.tensor.rank == 0
-        if stage.is_last and leads and draft_head_bytes(card):
-            self._note_draft_head(key)
+        if drafts:
             # Not before the stage is there: a chain that waits for it can do without.
             kv_tokens = parts.kv_bytes // max(1, kv_token_bytes)
+            self._note_draft_head(key)
             add = partial(self._add_draft_head, key, card, suppliers, backend, options, kv_tokens)
             threading.Thread(target=add, name="draft head", daemon=True).start()
         part = 1.0 if ranked is None else ranked.part
@@ -496,7 +500,7 @@ class ShardLoader:
                 )
                 if opened is None:
                     log.info("no memory is left for a draft head of %s", card.model)
-                    self._note_draft_head(key, problem=_NO_ROOM)
+                    self._lack_draft_head(key, _NO_ROOM)
                     return
                 drafter, size_bytes = opened
                 self._note_draft_head(key, size_bytes)
@@ -505,15 +509,20 @@ class ShardLoader:
             release_code()
         except ShardComputeError as error:
             log.warning("no draft head of %s is used: %s", card.model, error)
-            self._note_draft_head(key, problem=error.message)
+            self._lack_draft_head(key, error.message)
         except Exception as error:
             # Whatever it is, the chain answers without drafts, and its operator is to see why.
             told = device_memory_error(error, "a draft head was loaded") if is_out_of_memory(error) else error
-            self._note_draft_head(key, problem=str(told) or type(error).__name__)
+            self._lack_draft_head(key, str(told) or type(error).__name__)
             if told is error:
                 raise
             log.warning("no draft head of %s is used: %s", card.model, told)
             free_caches()
+
+    def _lack_draft_head(self, key: ShardKey, problem: str) -> None:
+        self._note_draft_head(key, problem=problem)
+        # It is not waited for any more.
+        self._stages.draft_with(key, None)
 
     def _note_draft_head(self, key: ShardKey, size_bytes: int = 0, problem: str = "") -> None:
         """What the coordinator hears of it with the next heartbeat."""
