@@ -198,9 +198,12 @@ def test_hidden_states() -> None:
     for executor in (ours, theirs):
         executor.step(segments, ids, keeps_hidden=True)
     assert_close([ours.hidden_rows()], [theirs.hidden_rows()], 1e-4)
+    assert_close([ours.final_rows()], [theirs.final_rows()], 1e-4)
     ours.step([Segment(1, 9, 1, 1)], ids[:1])
     with pytest.raises(UsageError, match="kept no hidden"):
         ours.hidden_rows()
+    with pytest.raises(UsageError, match="kept no final"):
+        ours.final_rows()
 
 
 def test_what_cannot_be_computed_is_refused_before_anything_changes() -> None:

@@ -211,15 +211,21 @@ def test_a_step_that_wants_no_logits_on_cuda(rows: int, form: str) -> None:
     assert picked.token(0) is not None
 
 
-@pytest.mark.gpu
-@needs_cuda
-def test_hidden_states_on_cuda() -> None:
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])], ids=["on CPUs", "on CUDA"]
+)
+@pytest.mark.parametrize("lengths", [(9,), (70, 5)], ids=["short", "long first"])
+def test_hidden_and_final_states(device: str, lengths: tuple[int, ...]) -> None:
+    """In the batch's order, also where a device computes short segments first."""
     spec = next(iter(SPECS.values()))
-    ours, theirs = make(spec, device="cuda", dtype="float32"), oracle(spec)
-    segments, ids = [Segment(1, 0, 9, 3)], np.arange(9) % VOCABULARY
+    ours, theirs = make(spec, device=device, dtype="float32"), oracle(spec)
+    segments = [Segment(session, 0, length, 3) for session, length in enumerate(lengths)]
+    ids = np.arange(sum(lengths)) % VOCABULARY
     for executor in (ours, theirs):
         executor.step(segments, ids, keeps_hidden=True)
     assert_close([ours.hidden_rows()], [theirs.hidden_rows()], 1e-3)
+    assert_close([ours.final_rows()], [theirs.final_rows()], 1e-3)
+    assert len(ours.final_rows()) == len(ids)
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -119,15 +119,27 @@ def test_a_file_for_another_model_is_refused(checkpoint: Checkpoint) -> None:
 
 # ONNX Runtime rounds activations to 8 bits where weights have 8.
 @pytest.mark.parametrize(
-    ("backend", "error"), [("numpy", 2e-3), ("onnx", 0.1), ("torch", 2e-3), ("mlx", 2e-3)]
+    ("backend", "error"),
+    [
+        ("numpy", 2e-3),
+        ("onnx", 0.1),
+        ("torch", 2e-3),
+        ("mlx", 2e-3),
+        pytest.param("torch on cuda", 0.1, marks=pytest.mark.gpu),
+    ],
 )
 def test_backends_compute_what_is_written_down(checkpoint: Checkpoint, backend: str, error: float) -> None:
     """Two sessions, in pieces, with a row that is taken back in between."""
+    backend, _, device = backend.partition(" on ")
     if backend in ("torch", "mlx"):
-        pytest.importorskip(backend)
+        library = pytest.importorskip(backend)
+        if device and not library.cuda.is_available():
+            pytest.skip("no CUDA device")
     spec, weights = checkpoint.spec, random_draft_head(checkpoint.spec)
     head = rows_of(checkpoint.source(head_stage(spec)).matrix("head"), weights.ids)
-    executor = _run_by(backend, DraftHeadNetwork(spec, weights, head), OPTIONS)
+    executor = _run_by(
+        backend, DraftHeadNetwork(spec, weights, head), replace(OPTIONS, device=device or "cpu")
+    )
     noise = np.random.default_rng(1)
     embedded, states = noise.standard_normal((2, 2, 7, spec.hidden), dtype=np.float32)
     embedded[0, 2] = 0

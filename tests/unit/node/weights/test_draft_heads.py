@@ -10,6 +10,7 @@ import pytest
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.matrix import ChosenRows
+from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.core.generation import GenerationRequest, Sampling, Speculation, TokenChoice
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
 from shardcompute.models.draft_head import encode_draft_head
@@ -89,6 +90,19 @@ def test_drafts_are_the_same_from_an_embedding_that_stays_in_its_file(checkpoint
         drafter.close()
     assert drafts[0] == drafts[1]
     assert drafts[0]
+
+
+@pytest.mark.parametrize("backend", ["llamacpp", "transformers"])
+def test_backends_that_give_no_states_say_so(checkpoint: Checkpoint, backend: str) -> None:
+    spec = checkpoint.spec
+    with pytest.raises(UnsupportedModelError, match=backend):
+        build_head_drafter(
+            spec,
+            checkpoint.source(head_stage(spec)),
+            random_draft_head(spec),
+            backend=backend,
+            options=OPTIONS,
+        )
 
 
 def _draft(drafter: HeadDrafter, hidden: int) -> list[Draft]:
