@@ -54,7 +54,10 @@ class LetterStage:
         self._free_steps = None
         self._gate.set()
 
-    def draft(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> list[Draft]:
+    def remember(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> None:
+        """Nothing drafts here."""
+
+    def draft(self, work: Sequence[SessionRows]) -> list[Draft]:
         return []
 
     def can_begin_after(self, pending: PendingFrame) -> bool:
