@@ -41,7 +41,7 @@ RANKED_BACKENDS: tuple[str, ...] = ("onnx", "torch", "mlx", "numpy")
 """Those that can run a tensor rank."""
 DRAFTING_BACKENDS: tuple[str, ...] = ("onnx", "torch", "mlx", "numpy")
 """Those whose last stage can have a draft head."""
-_DRAFT_HEAD_ROWS = 128
+DRAFT_HEAD_ROWS = 128
 """Of one of its steps: prompts are shown to it in pieces, and what it computes with stays small."""
 
 
@@ -171,7 +171,7 @@ def build_head_drafter(
         embedding = ChosenRows(stored, weights.ids)
     else:
         embedding = HeldRows(rows_of(source.matrix("embedding"), weights.ids))
-    rows = min(options.max_rows, _DRAFT_HEAD_ROWS)
+    rows = min(options.max_rows, DRAFT_HEAD_ROWS)
     limits = HeadDraftLimits(options.context_length, max_rows=options.max_logit_rows, step_rows=rows)
     options = replace(options, max_rows=rows, max_logit_rows=min(options.max_logit_rows, rows))
     return HeadDrafter(

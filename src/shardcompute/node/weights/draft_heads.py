@@ -22,7 +22,7 @@ from shardcompute.models.draft_head import DraftHeadWeights, decode_draft_head, 
 from shardcompute.models.spec import head_stage
 from shardcompute.node.weights.client import RemoteTensors
 from shardcompute.runtime.head_drafter import HeadDrafter
-from shardcompute.runtime.shard import build_head_drafter
+from shardcompute.runtime.shard import DRAFT_HEAD_ROWS, build_head_drafter
 from shardcompute.weights.attached import find_attachment, read_attachment
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
@@ -117,7 +117,7 @@ def open_head_drafter(
     held = next(each for each in sizes if each.holder == holding)
     rows_bytes = int(share * (held.head_bytes + held.embedding_bytes))
     logits_bytes = 4 * options.max_logit_rows * len(weights.ids)
-    size_bytes = _HELD_SHARE * len(content) // 4 + rows_bytes + logits_bytes
+    size_bytes = _HELD_SHARE * len(content) // 4 + rows_bytes + logits_bytes + _scratch_bytes(weights)
     token_bytes = len(weights.layers) * kv_token_bytes(options.kv_type, weights.kv_shape)
     tokens = min(max(kv_tokens, _LEAST_TOKENS), (room_bytes - size_bytes) // token_bytes)
     if tokens < _LEAST_TOKENS:
@@ -126,6 +126,13 @@ def open_head_drafter(
     source = shard_source(card, tensors, head_stage(card.spec))
     drafter = build_head_drafter(card.spec, source, weights, backend=backend, options=options)
     return drafter, size_bytes + options.kv_bytes
+
+
+def _scratch_bytes(weights: DraftHeadWeights) -> int:
+    """What a step of most rows computes with: what goes into a layer's matrices and comes out of them."""
+    layer = weights.layers[0]
+    matrices = (weights.join, layer.qkv, layer.out, layer.gate_up, layer.down)
+    return 4 * DRAFT_HEAD_ROWS * sum(sum(matrix.shape) for matrix in matrices)
 
 
 def _path(folder: Path, checkpoint: Checkpoint) -> Path:
