@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import sysconfig
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -108,10 +108,11 @@ def _read_library() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _docs() -> Iterator[str]:
     """Python's own help texts and licence, where they are installed."""
-    if importlib.util.find_spec("pydoc_data") is not None:
-        from pydoc_data import topics
-
-        yield from topics.topics.values()
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except ImportError:  # some systems install it apart
+        topics = {}
+    yield from topics.values()
     for name in ("LICENSE.txt", "../../LICENSE", "LICENSE"):
         path = Path(sysconfig.get_path("stdlib"), name)
         if path.is_file():
