@@ -67,6 +67,38 @@ def test_a_cut_model_computes_the_same_bits(name: str, dtype: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def continue_and_compare(spec: ModelSpec, device: str, **options: Any) -> None:
+    """Some steps planned at once say and compute what they do one by one, across the end of a page."""
+    segments = [Segment(1, 0, 61, 1), Segment(2, 0, 5, 1)]
+
+    def read(executor: TorchExecutor) -> Any:
+        return executor.step_tensor(segments, torch.from_numpy(ids_of(segments)).long().to(device)).argmax(-1)
+
+    starts = [(segment.session, segment.stop) for segment in segments]
+    planned, said, states = make(spec, device=device, **options), list[Any](), list[Any]()
+    ids = read(planned)
+
+    def choose(logits: Any, final: Any) -> Any:
+        states.append(final.float().cpu())
+        said.append(logits.argmax(-1))
+        return said[-1]
+
+    planned.continue_tensor(starts, ids, 6, choose)
+    stepped = make(spec, device=device, **options)
+    ids = read(stepped)
+    for step in range(6):
+        rows = [Segment(session, start + step, 1, 1) for session, start in starts]
+        ids = stepped.step_tensor(rows, ids, keeps_hidden=True).argmax(-1)
+        assert ids.tolist() == said[step].tolist()
+        assert torch.equal(stepped.final_tensor().cpu(), states[step])
+    assert [planned.session_length(session) for session in (1, 2)] == [67, 11]
+
+
+@pytest.mark.parametrize("name", ["plain", "gemma"])
+def test_steps_that_are_planned_at_once_are_the_same_steps(name: str) -> None:
+    continue_and_compare(SPECS[name], "cpu")
+
+
 def test_bfloat16_stays_near_the_oracle() -> None:
     assert_close(run_all(make(SPECS["plain"], dtype="bfloat16")), run_all(oracle(SPECS["plain"])), 0.1)
 
@@ -75,6 +107,12 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 @pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("name", ["plain", "latent"])
+def test_cuda_steps_that_are_planned_at_once_are_the_same_steps(name: str) -> None:
+    continue_and_compare(SPECS[name], "cuda", dtype="bfloat16", use_graphs=False)
+
+
 @needs_cuda
 @pytest.mark.parametrize("use_graphs", [False, True])
 @pytest.mark.parametrize("name", SPECS)
