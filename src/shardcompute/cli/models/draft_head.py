@@ -129,7 +129,7 @@ def train(
             unfinished.unlink(missing_ok=True)
         in_use = [
             decode_draft_head(content, checkpoint.spec.hidden)
-            for content in draft_head_attachments(checkpoint, folder).values()
+            for content in draft_head_attachments(checkpoint, folder)[0].values()
         ]
         trained = train_draft_head(
             checkpoint,
