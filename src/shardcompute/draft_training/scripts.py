@@ -133,7 +133,9 @@ class ScriptWriter:
         encoded = iter(self._tokenizer.encode_all(texts))
 
         def finished(turn: tuple[_Piece, ...]) -> GivenTokens:
-            pieces = [next(encoded) if isinstance(piece, str) else piece for piece in turn]
+            pieces: list[Sequence[int]] = [
+                next(encoded) if isinstance(piece, str) else piece for piece in turn
+            ]
             return GivenTokens(_shortened(pieces, self._context_length * 5 // 8))
 
         return [
