@@ -53,14 +53,14 @@ class TrainingOptions:
     minutes: float | None = 10.0
     tokens: int | None = None
     epochs: float = 4.0
-    layers: int = 1
+    layers: int = 2
     width: int = 0
     vocabulary: int = 16_384
     device: str = "auto"
     sessions: int = 0
     rows: int = 0
     soft: float = 0.5
-    rate: float = 1e-3
+    rate: float = 1.5e-3
     context_length: int = 0
     threads: int = 1
     seed: int = 1

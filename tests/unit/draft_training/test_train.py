@@ -24,7 +24,7 @@ from support.models.tiny_checkpoint import HIDDEN, save_tiny_llama
 pytest.importorskip("torch")
 
 SMALL = TrainingOptions(
-    tokens=1200, epochs=0.5, sessions=12, width=64, vocabulary=32, device="cpu", context_length=96
+    tokens=1200, epochs=0.5, sessions=12, layers=1, width=64, vocabulary=32, device="cpu", context_length=96
 )
 LONGER = replace(SMALL, tokens=3000, epochs=3, sessions=32, vocabulary=16_384, rate=2e-3)
 

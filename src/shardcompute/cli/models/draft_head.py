@@ -46,7 +46,7 @@ def train(
     ] = 4.0,
     layers: Annotated[
         int, typer.Option("--layers", metavar="N", min=1, max=4, help="Layers of the drafter.")
-    ] = 1,
+    ] = 2,
     width: Annotated[
         int | None,
         typer.Option(
