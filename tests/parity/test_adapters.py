@@ -3,10 +3,12 @@ where every row has another adapter, and with the very bits of the base for whoe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
@@ -22,7 +24,15 @@ from support.models.tiny import reference_logits, save_tiny
 from support.models.tiny_gguf import tiny_gguf, write_gguf
 from support.tiny_adapter import ALL, ATTENTION, save_adapter, save_merged
 
-BACKENDS = ("onnx", "numpy", "torch")
+ON_CUDA = pytest.param(
+    "torch/cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+BACKENDS = ("onnx", "numpy", "torch", ON_CUDA)
+"""With the device, where it is none of a CPU; in float32 there."""
 IDS = (5, 17, 3, 99, 42, 7, 7, 120, 64, 33, 8, 2, 77)
 TARGETS = {
     "llama": ALL,
@@ -44,12 +54,19 @@ def opened(base: Path, beside: dict[str, Path] | None = None, merged: Path | Non
 
 
 def stages_of(
-    base: Path, beside: dict[str, Path], backend: str, count: int = 1, form: str = "native"
+    base: Path,
+    beside: dict[str, Path],
+    backend: str,
+    count: int = 1,
+    form: str = "native",
+    dtype: str = "float32",
 ) -> list[Executor]:
+    backend, _, device = backend.partition("/")
+    options = replace(OPTIONS, device=device, dtype=dtype) if device else OPTIONS
     with opened(base, beside) as checkpoint:
         stages = cut(checkpoint.spec, count)
         return [
-            open_shard(checkpoint, stage=each, backend=backend, form=form, options=OPTIONS) for each in stages
+            open_shard(checkpoint, stage=each, backend=backend, form=form, options=options) for each in stages
         ]
 
 
@@ -126,6 +143,28 @@ def test_whoever_chose_none_gets_the_bits_of_the_base(family: str, tmp_path: Pat
     np.testing.assert_array_equal(mixed[len(IDS) :], plain)
 
 
+@pytest.mark.parametrize("backend", [ON_CUDA])
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2"])
+@pytest.mark.parametrize("form", ["native", "int4"])
+def test_rows_on_cuda_have_the_same_bits_in_any_company(
+    form: str, family: str, backend: str, tmp_path: Path
+) -> None:
+    base = save_tiny(family, tmp_path / "base")
+    adapter = save_adapter(base, tmp_path / "adapter", targets=TARGETS[family])
+    plain = run(stages_of(base, {}, backend, form=form, dtype="bfloat16"), [prompt(0, 0)])
+    stages = stages_of(base, {"own": adapter}, backend, form=form, dtype="bfloat16")
+    adapted = run(stages, [prompt(1, 1)])
+    np.testing.assert_array_equal(run(stages, [prompt(0, 0)]), plain)
+    mixed = run(stages, [prompt(2, 0), prompt(3, 1)])
+    np.testing.assert_array_equal(mixed[: len(IDS)], plain)
+    np.testing.assert_array_equal(mixed[len(IDS) :], adapted)
+    # Token by token: in graphs where nobody chose an adapter.
+    for number in (0, 1):
+        run(stages, [Segment(4, 0, 5, 5, number)])
+        rows = [run(stages, [Segment(4, at, 1, 1, number)]) for at in range(5, len(IDS))]
+        np.testing.assert_array_equal(np.concatenate(rows), (plain, adapted)[number][5:])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 def test_merged_weights_are_the_same_model(family: str, backend: str, tmp_path: Path) -> None:
@@ -133,7 +172,9 @@ def test_merged_weights_are_the_same_model(family: str, backend: str, tmp_path: 
     adapter = save_adapter(base, tmp_path / "adapter", targets=TARGETS[family])
     expected = reference_logits(save_merged(base, adapter, tmp_path / "merged"), IDS)
     with opened(base, merged=adapter) as checkpoint:
-        executor = open_shard(checkpoint, stage=whole(checkpoint.spec), backend=backend, options=OPTIONS)
+        name, _, device = backend.partition("/")
+        options = replace(OPTIONS, device=device or "cpu", dtype="float32" if device else "auto")
+        executor = open_shard(checkpoint, stage=whole(checkpoint.spec), backend=name, options=options)
     np.testing.assert_allclose(run([executor], [prompt(0, 0)]), expected, atol=2e-3)
 
 

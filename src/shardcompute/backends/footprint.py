@@ -26,7 +26,7 @@ HOLDERS = (
     "mlx/cpu",
     "llamacpp/any",
 )
-ADAPTING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu")
+ADAPTING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/cuda")
 """Those that add what adapters add (`backends.host.low_rank`)."""
 RANK_BACKENDS = ("onnx", "torch", "mlx", "numpy")
 """Those that can be a tensor rank: llama.cpp and `transformers` compute layers whole."""

@@ -142,7 +142,8 @@ def refuse_adapters(backend: str, device: str) -> None:
     """UnsupportedModelError where adapters cannot be kept beside what computes."""
     if holding_of(backend, device) not in ADAPTING_HOLDERS:
         raise UnsupportedModelError(
-            f"adapters beside a model are computed by onnx, torch and numpy on CPUs, not by {backend} on {device}",
+            f"adapters beside a model are computed by onnx and numpy on CPUs and by torch on CPUs and CUDA, not by "
+            f"{backend} on {device}",
             hint="compute on the CPU with --device cpu --backend onnx, or put one adapter into 16-bit safetensors "
             "weights with --merge-adapter, which every device and backend takes",
         )

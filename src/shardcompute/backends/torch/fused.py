@@ -31,7 +31,13 @@ from shardcompute.backends.torch.kernels.tokens import TokenKernels
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import PartialTable, Rotation, TorchOps
 from shardcompute.backends.torch.plan import StepPlan, cut_blocks
-from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, DeviceLinear, StackedLinear
+from shardcompute.backends.torch.weights import (
+    AdaptedLinear,
+    BlockLinear,
+    DenseLinear,
+    DeviceLinear,
+    StackedLinear,
+)
 from shardcompute.core.batch import PAGE_TOKENS
 
 
@@ -95,6 +101,7 @@ class FusedOps(TorchOps):
                 short=None if not len(blocks) else self._upload(short),
                 blocks=None if not len(blocks) else self._upload(blocks),
                 ends=None if plan.ends is None else self._upload(plan.ends),
+                adapters=self._adapters_of(plan),
             )
         )
         self._plan = plan
@@ -103,6 +110,7 @@ class FusedOps(TorchOps):
         self._places = places
         self._positions = places.positions
         self._turns = places.turns
+        self._adapters = places.adapters
         self._plan = None
         self._ahead = 0
         self._logit_rows = places.logit_rows
@@ -146,9 +154,13 @@ class FusedOps(TorchOps):
         if not isinstance(gate_up, Product):
             return self._kernels.gate(self._value(gate_up), gate)
         x, matrix = gate_up.x, gate_up.matrix
-        if self._use_library or not self._kernels.can_multiply(matrix, is_gated=True):
+        base = matrix.base if isinstance(matrix, AdaptedLinear) else matrix
+        if self._use_library or not self._kernels.can_multiply(base, is_gated=True):
             return self._kernels.gate(self._value(gate_up), gate)
-        return self._kernels.linear(x, matrix, gate)
+        if base is not matrix and self._adapters is not None:
+            # In float32, as where a product is gated at once: rows of the base alone are to have its bits.
+            return self._kernels.gate(self._apply(gate_up, torch.float32), gate).to(self._dtype)
+        return self._kernels.linear(x, base, gate)
 
     def rotate(self, x: Any, head_dim: int, rotation: Rotation) -> Any:
         heads = x if isinstance(x, HeadRows) else HeadRows(self._value(x))
@@ -223,6 +235,8 @@ class FusedOps(TorchOps):
 
     def _apply(self, product: Product, dtype: torch.dtype) -> torch.Tensor:
         x, matrix = product.x, product.matrix
+        if isinstance(matrix, AdaptedLinear):
+            return self._apply_adapted(x, matrix, dtype)
         if isinstance(matrix, StackedLinear):
             return torch.cat([self._apply(Product(x, part), dtype) for part in matrix.parts], dim=-1)
         if isinstance(matrix, BlockLinear) and matrix.columns is not None and matrix.outliers is not None:
@@ -232,6 +246,15 @@ class FusedOps(TorchOps):
         if self._use_library or not self._kernels.can_multiply(matrix):
             return self._by_library(x, matrix, dtype)
         return self._kernels.linear(x, matrix, dtype=dtype)
+
+    def _apply_adapted(self, x: torch.Tensor, matrix: AdaptedLinear, dtype: torch.dtype) -> torch.Tensor:
+        if self._adapters is None:
+            return self._apply(Product(x, matrix.base), dtype)
+        base = self._apply(Product(x, matrix.base), dtype)
+        inner = self._apply(Product(x, DenseLinear(matrix.down, None)), torch.float32)
+        inner = matrix.own_ranks(inner, self._adapters).to(x.dtype)
+        added = self._apply(Product(inner, DenseLinear(matrix.up, None)), torch.float32)
+        return (base.float() + added).to(dtype)
 
     def _by_library(self, x: torch.Tensor, matrix: DeviceLinear, dtype: torch.dtype) -> torch.Tensor:
         if isinstance(matrix, BlockLinear) and x.dtype != torch.float32:

@@ -24,6 +24,7 @@ from shardcompute.backends.torch.kernels.launch import Places
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import SHORT_SEGMENT, StepPlan, cut_blocks
 from shardcompute.backends.torch.steps import Computed
+from shardcompute.core.batch import row_adapters
 from shardcompute.core.phases import phase
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ class GraphedSteps:
         self._width = width
         self._dtype = dtype
         self._unused_slot = unused_slot
-        self._buckets: dict[int, _Bucket] = {}
+        self._buckets: dict[tuple[int, bool], _Bucket] = {}
+        """By rows, and whether some of them may have adapters."""
         self._pool = torch.cuda.graph_pool_handle()
         self._compiling: threading.Thread | None = None
         self.held_bytes = 0
@@ -90,7 +92,8 @@ class GraphedSteps:
         is_collecting = gc.isenabled()
         gc.disable()
         try:
-            if not all(self._capture(rows) for rows in reversed(wanted)):
+            kinds = (True, False) if self._ops.has_adapters else (False,)
+            if not all(self._capture(rows, is_adapted) for rows in reversed(wanted) for is_adapted in kinds):
                 self._buckets.clear()
         finally:
             if is_collecting:
@@ -111,7 +114,7 @@ class GraphedSteps:
     def run(self, plan: StepPlan, inputs: torch.Tensor, slots: Sequence[int]) -> Computed | None:
         """The step's results, at least for its rows, or None if it cannot be run as a graph."""
         rows = next((rows for rows in BUCKETS if rows >= plan.rows), None)
-        bucket = None if rows is None else self._buckets.get(rows)
+        bucket = None if rows is None else self._buckets.get((rows, plan.has_adapters))
         if bucket is None or bucket.graph is None:
             return None
         self._fill(bucket, plan, inputs, slots)
@@ -121,8 +124,8 @@ class GraphedSteps:
     def close(self) -> None:
         self._buckets.clear()
 
-    def _capture(self, rows: int) -> bool:
-        bucket = self._new_bucket(rows)
+    def _capture(self, rows: int, is_adapted: bool) -> bool:
+        bucket = self._new_bucket(rows, is_adapted)
         self._ops.place(bucket.places)
         # The first run compiles kernels and sizes workspaces, which a capture may not do.
         self._ops.has_waited = False
@@ -135,7 +138,7 @@ class GraphedSteps:
             return False
         bucket.graph, output = self._record(bucket)
         bucket.output = _borrow_all(output)
-        self._buckets[rows] = bucket
+        self._buckets[rows, is_adapted] = bucket
         return True
 
     def _record(self, bucket: _Bucket) -> tuple[torch.cuda.CUDAGraph, Computed]:
@@ -162,7 +165,7 @@ class GraphedSteps:
             # What is wrong is said where kernels are first needed.
             log.debug("kernels were not compiled ahead", exc_info=True)
 
-    def _new_bucket(self, rows: int) -> _Bucket:
+    def _new_bucket(self, rows: int, is_adapted: bool = False) -> _Bucket:
         device, pages = self._kv.pool.device, self._kv.table_width
         packed = torch.zeros(_packed_size(rows, pages), dtype=torch.int32, device=device)
         parts = _unpack(packed, rows, pages)
@@ -181,6 +184,7 @@ class GraphedSteps:
             parts["logit_rows"],
             short=parts.get("short"),
             blocks=parts.get("blocks"),
+            adapters=parts["adapters"] if is_adapted else None,
         )
         return _Bucket(rows, packed, parts["ids"] if hidden is None else hidden, places, parts["slots"])
 
@@ -190,13 +194,15 @@ class GraphedSteps:
         host = torch.empty(_packed_size(rows, pages), dtype=torch.int32, pin_memory=True)
         packed = host.numpy()
         parts = _unpack(packed, rows, pages)
-        packed[: 8 * rows] = 0
+        packed[: 9 * rows] = 0
         parts["positions"][: plan.rows] = plan.positions
         parts["turns"][:, : plan.rows] = plan.positions if plan.turns is None else plan.turns
         # Padding rows own the table behind the last segment's, which names scratch pages alone.
         parts["owners"][:] = min(len(plan.segments), rows - 1)
         parts["owners"][: plan.rows] = plan.owners
         parts["logit_rows"][: len(plan.logit_rows)] = plan.logit_rows
+        if bucket.places.adapters is not None:
+            parts["adapters"][: plan.rows] = row_adapters(plan.segments)
         parts["slots"][: len(slots)] = slots
         parts["slots"][len(slots) :] = self._unused_slot
         parts["tables"][:] = self._kv.scratch
@@ -217,16 +223,16 @@ class GraphedSteps:
 
 def _packed_size(rows: int, pages: int) -> int:
     lists = 0 if rows <= SHORT_SEGMENT else rows + 2 * (rows // _ROWS_PER_BLOCK)
-    return rows * (8 + pages) + lists
+    return rows * (9 + pages) + lists
 
 
 def _unpack(packed: Any, rows: int, pages: int) -> dict[str, Any]:
     """Views of what is packed into one upload. Steps as short as a short segment have no lists of rows and blocks."""
-    names = ("ids", "positions", "owners", "logit_rows", "slots")
+    names = ("ids", "positions", "owners", "logit_rows", "slots", "adapters")
     parts = {name: packed[at * rows : (at + 1) * rows] for at, name in enumerate(names)}
-    parts["turns"] = packed[5 * rows : 8 * rows].reshape(3, rows)
-    end = (8 + pages) * rows
-    parts["tables"] = packed[8 * rows : end].reshape(rows, pages)
+    parts["turns"] = packed[6 * rows : 9 * rows].reshape(3, rows)
+    end = (9 + pages) * rows
+    parts["tables"] = packed[9 * rows : end].reshape(rows, pages)
     if rows > SHORT_SEGMENT:
         parts["short"] = packed[end : end + rows]
         parts["blocks"] = packed[end + rows :].reshape(-1, 2)

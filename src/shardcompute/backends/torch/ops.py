@@ -70,6 +70,8 @@ class TorchOps:
         self._turns: torch.Tensor | None = None
         self._ends: torch.Tensor | None = None
         self._adapters: torch.Tensor | None = None
+        self.has_adapters = False
+        """Whether there are maps that rows may have more of."""
         self._patches: PatchRows | None = None
 
     def begin(self, plan: StepPlan) -> None:
@@ -118,6 +120,7 @@ class TorchOps:
         linear = load_linear(parts, bias, device=self._device, dtype=self._dtype)
         if low_rank is None:
             return linear
+        self.has_adapters = True
         return load_adapted(linear, low_rank, device=self._device, dtype=self._dtype)
 
     def vector(self, values: Float32) -> torch.Tensor:

@@ -40,6 +40,7 @@ class Places:
 
     `short` are the rows for `attend_rows` (None: all of them; -1: none), `blocks [n, 2]` the first row and row count
     (0: none) of each piece for `attend_blocks`. `ends` are where what rows see ends, None: behind themselves.
+    `adapters` are those that rows chose, None: nobody did.
     """
 
     positions: torch.Tensor
@@ -50,6 +51,7 @@ class Places:
     short: torch.Tensor | None = None
     blocks: torch.Tensor | None = None
     ends: torch.Tensor | None = None
+    adapters: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
