@@ -181,6 +181,8 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 def test_a_prompt_has_the_same_bits_in_any_pieces(name: str, form: str) -> None:
     """Alone, token by token, in pieces that touch any part of a page, and beside other prompts of any length."""
     spec = dataclasses.replace(SPECS[name], hidden=256, intermediate=512, context_length=1024)
+    if spec.experts is not None:  # of whole blocks
+        spec = dataclasses.replace(spec, experts=dataclasses.replace(spec.experts, intermediate=64))
     options = ExecutorOptions(kv_bytes=1 << 26, max_rows=2048, context_length=1024, device="cuda")
     executor = TorchExecutor(Decoder(spec, whole(spec), RandomSource(spec, form)), options)
     length, ids = 700, ids_of([Segment(1, 0, 700, 1)])
@@ -205,6 +207,22 @@ def test_a_prompt_has_the_same_bits_in_any_pieces(name: str, form: str) -> None:
         np.testing.assert_array_equal(behind[1:], whole_prompt)
         before = executor.step([mine, other], np.concatenate([ids, ids_of([other])]))
         np.testing.assert_array_equal(before[:1], whole_prompt)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("use_graphs", [False, True])
+@pytest.mark.parametrize("name", ["sinks", "sparse", "grouped", "weighed-input"])
+def test_rows_of_sparse_models_do_not_depend_on_their_batch(name: str, use_graphs: bool) -> None:
+    together, alone = (make(SPECS[name], device="cuda", use_graphs=use_graphs) for _ in range(2))
+    prompts = [Segment(session, 0, 20 + session, 1) for session in range(10)]
+    joint = run_all(together, [prompts])[0]
+    single = np.concatenate(run_all(alone, [[prompt] for prompt in prompts]))
+    np.testing.assert_array_equal(joint, single)
+    nexts = [Segment(p.session, p.stop, 1, 1) for p in prompts]
+    joint = run_all(together, [nexts])[0]
+    single = np.concatenate(run_all(alone, [[segment] for segment in nexts]))
+    np.testing.assert_array_equal(joint, single)
 
 
 @pytest.mark.gpu

@@ -72,7 +72,7 @@ class FusedOps(TorchOps):
     ) -> None:
         super().__init__(kv, context_length, device, dtype)
         self._kernels = Kernels(device)
-        self._sparse = SparseKernels(self._kernels.pdl)
+        self._sparse = SparseKernels(self._kernels.pdl, self._kernels.processors, device)
         self.token_kernels = TokenKernels(device, self._kernels.pdl)
         self.picked = torch.zeros(1, dtype=torch.int64, device=device)
         """Tokens by slot, for ids that name one."""
@@ -220,15 +220,25 @@ class FusedOps(TorchOps):
     def _sparse_rows(
         self, x: torch.Tensor, block: ExpertBlock, gate_up: ExpertMatrices, down: ExpertMatrices
     ) -> torch.Tensor:
-        chosen, weights = self._choose_experts(x, block)
-        groups = self._sparse.group(chosen, gate_up.count)
+        groups = None
+        if block.routing.groups > 1:
+            chosen, weights = self._choose_experts(x, block)
+        else:
+            chosen, weights, groups = self._sparse.choose(self.finish(self.linear(x, block.router)), block)
+        groups = groups or self._sparse.group(chosen, gate_up.count)
         each = chosen.shape[1]
         if block.routing.weighs_input:
             x = (x[:, None] * weights[..., None]).to(self._dtype).flatten(0, 1)
             weights, each = torch.ones_like(weights), 1
         y = self._sparse.multiply(x, gate_up, groups, per_row=each, gate=block.gate, dtype=self._dtype)
-        y = self._sparse.multiply(y, down, groups, per_row=1, gate=None, dtype=torch.float32)
-        return self._sparse.join(y, weights, self._dtype)
+        joined = None
+        if len(weights) == 1 and len(groups.tiles) == groups.pairs:
+            joined = (
+                weights.contiguous(),
+                torch.empty((1, down.first.width_out), dtype=self._dtype, device=self._device),
+            )
+        y = self._sparse.multiply(y, down, groups, per_row=1, gate=None, dtype=torch.float32, joined=joined)
+        return self._sparse.join(y, weights, self._dtype) if joined is None else joined[1]
 
     def _upload(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

@@ -9,6 +9,7 @@ from shardcompute.backends.torch.kernels.tiling import (
     MAX_ROWS,
     Tiling,
     choose_block_tiling,
+    choose_expert_tiling,
     choose_tiling,
     choose_wide_tiling,
     pad_block_rows,
@@ -88,3 +89,22 @@ def test_small_matrices_are_split_until_they_fill_the_chip() -> None:
     assert split(4096, 4096) == 2
     assert split(6144, 4096) == 1
     assert split(3072, 2048) == 2
+
+
+@pytest.mark.parametrize(
+    ("width_out", "width_in", "per_token", "split"),
+    [(4096, 14336, 2, 4), (2048, 768, 8, 1), (2880, 2880, 4, 4), (64, 64, 2, 1)],
+)
+def test_quantised_experts_are_split_until_one_row_fills_the_chip(
+    width_out: int, width_in: int, per_token: int, split: int
+) -> None:
+    groups = -(-width_in // 128)
+    tilings = [
+        choose_expert_tiling(
+            width_out, width_in, per_token, bits=bits, groups=groups, is_gated=is_gated, processors=132
+        )
+        for bits in (4, 16)
+        for is_gated in (False, True)
+    ]
+    assert [tiling.split for tiling in tilings] == [split, 1, 1, 1]
+    assert all(64 % tiling.block_n == 0 for tiling in tilings), "a tile of codes is not cut askew"

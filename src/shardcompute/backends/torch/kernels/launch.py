@@ -69,7 +69,7 @@ class Kernels:
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
-        self._processors = properties.multi_processor_count
+        self.processors = properties.multi_processor_count
         self._shared_bytes = properties.shared_memory_per_block_optin
         self.pdl: dict[str, Any] = {"PDL": False}
         """How kernels are launched: before the one before them ends, where the chip can do that."""
@@ -157,7 +157,7 @@ class Kernels:
             matrix.width_out // (1 if gate is None else 2),
             matrix.weight.shape[1],
             is_gated=gate is not None,
-            processors=self._processors,
+            processors=self.processors,
             shared_bytes=self._shared_bytes,
         )
 
@@ -169,7 +169,7 @@ class Kernels:
             bits=matrix.bits,
             block_size=matrix.block_size,
             is_gated=gate is not None,
-            processors=self._processors,
+            processors=self.processors,
             shared_bytes=self._shared_bytes,
         )
 
@@ -403,7 +403,7 @@ class Kernels:
         slots = count * attention.kv_heads * KV_SPLITS
         parts = self._attention_space.parts(slots * (group * d_block + 2 * group_block))
         # Many rows fill the chip: a program then takes several parts of its row, one after the other, or all.
-        waves = count * attention.kv_heads / self._processors
+        waves = count * attention.kv_heads / self.processors
         programs = KV_SPLITS if waves < 2 else MANY_ROWS_SPLITS if waves < 3 else 1
         attend_rows[(count, attention.kv_heads, programs)](
             q,

@@ -11,9 +11,17 @@ import triton
 
 from shardcompute.backends.ops import ExpertBlock, Gate
 from shardcompute.backends.torch.kernels.blocks import unpacking
-from shardcompute.backends.torch.kernels.experts import expert_linear, group_pairs, join_pairs
+from shardcompute.backends.torch.kernels.experts import (
+    choose_experts,
+    expert_linear,
+    group_pairs,
+    join_pairs,
+)
 from shardcompute.backends.torch.kernels.launch import activation_of, words_of
+from shardcompute.backends.torch.kernels.tiling import choose_expert_tiling
+from shardcompute.backends.torch.kernels.workspace import Workspace
 from shardcompute.backends.torch.weights import TILE_OUTPUTS, BlockLinear, DenseLinear, DeviceLinear
+from shardcompute.core.expert_routing import LEAST_SUM
 
 _TILE_ROWS = 16
 _CHUNK = 32
@@ -35,6 +43,7 @@ class PairGroups:
     order: torch.Tensor
     tiles: torch.Tensor
     pairs: int
+    per_token: int
 
 
 def gather_matrices(matrices: Sequence[DeviceLinear], *, is_gated: bool) -> ExpertMatrices | None:
@@ -57,8 +66,44 @@ def gather_matrices(matrices: Sequence[DeviceLinear], *, is_gated: bool) -> Expe
 class SparseKernels:
     """The kernels of one device; `pdl` as `Kernels` launches."""
 
-    def __init__(self, pdl: dict[str, Any]) -> None:
+    def __init__(self, pdl: dict[str, Any], processors: int, device: torch.device) -> None:
         self._pdl = pdl
+        self._processors = processors
+        self._space = Workspace(device)
+
+    def choose(
+        self, logits: torch.Tensor, block: ExpertBlock
+    ) -> tuple[torch.Tensor, torch.Tensor, PairGroups | None]:
+        """What `routing.choose_experts` gives for a block without groups of experts, and the pairs of a single row."""
+        rows, experts = logits.shape
+        each, routing = block.per_token, block.routing
+        chosen = torch.empty((rows, each), dtype=torch.int32, device=logits.device)
+        weights = torch.empty((rows, each), dtype=torch.float32, device=logits.device)
+        order = torch.empty(each, dtype=torch.int32, device=logits.device)
+        tiles = torch.empty((each, 3), dtype=torch.int32, device=logits.device)
+        choose_experts[(rows,)](
+            logits,
+            logits if block.choice_bias is None else block.choice_bias,
+            chosen,
+            weights,
+            order,
+            tiles,
+            experts,
+            routing.scale,
+            EXPERTS=triton.next_power_of_2(experts),
+            PER_TOKEN=each,
+            SLOTS=max(2, triton.next_power_of_2(each)),
+            IS_SIGMOID=routing.scores == "sigmoid",
+            BY_LOGITS=routing.chooses_by_logits,
+            HAS_BIAS=block.choice_bias is not None,
+            OVER_CHOSEN=routing.weights_over == "chosen",
+            KEEPS_LOGITS=routing.weights_over == "chosen" and routing.scores == "softmax",
+            LEAST_SUM=LEAST_SUM,
+            IS_SINGLE=rows == 1,
+            num_warps=1 if experts <= 128 else 4,
+            **self._pdl,
+        )
+        return chosen, weights, PairGroups(order, tiles, each, each) if rows == 1 else None
 
     def group(self, chosen: torch.Tensor, experts: int) -> PairGroups:
         """Pairs of `chosen [rows, per token]` by expert."""
@@ -78,7 +123,7 @@ class SparseKernels:
             ROWS=_TILE_ROWS,
             **self._pdl,
         )
-        return PairGroups(order, table, pairs)
+        return PairGroups(order, table, pairs, chosen.shape[1])
 
     def multiply(
         self,
@@ -89,11 +134,13 @@ class SparseKernels:
         per_row: int,
         gate: Gate | None,
         dtype: torch.dtype,
+        joined: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Every pair's row of x, which `per_row` pairs share, through its expert's matrix: `[pairs, out]`."""
+        """Every pair's row of x, which `per_row` pairs share, through its expert's matrix: `[parts, pairs, out]`, or
+        `[pairs, out]` if they are gated. With `joined`, weights and a row `[1, out]`, the pairs of a single row are
+        added up there, as `join` would."""
         first = matrices.first
         width_out = first.width_out // (1 if gate is None else 2)
-        out = torch.empty((groups.pairs, width_out), dtype=dtype, device=x.device)
         weight, scales, shifts, _ = _parts(first)
         is_blocks = isinstance(first, BlockLinear)
         bits, block_size = (first.bits, first.block_size) if isinstance(first, BlockLinear) else (16, 1)
@@ -101,8 +148,18 @@ class SparseKernels:
         asm = ("", "", "", "")
         if is_blocks:
             asm = unpacking(bits, is_bfloat16=x.dtype == torch.bfloat16, has_shift=has_shift)
-        block_n = 64
-        expert_linear[(triton.cdiv(width_out, block_n), len(groups.tiles))](
+        tiling = choose_expert_tiling(
+            width_out,
+            x.shape[1],
+            groups.per_token,
+            bits=bits,
+            groups=scales.shape[0] if is_blocks else 0,
+            is_gated=gate is not None,
+            processors=self._processors,
+        )
+        padded_groups = scales.shape[0] if is_blocks else 0
+        out = torch.empty((tiling.split, groups.pairs, width_out), dtype=dtype, device=x.device)
+        expert_linear[(triton.cdiv(width_out, tiling.block_n), len(groups.tiles), tiling.split)](
             x,
             weight,
             scales,
@@ -112,16 +169,20 @@ class SparseKernels:
             out,
             groups.order,
             groups.tiles,
+            weight if joined is None else joined[0],
+            weight if joined is None else joined[1],
+            groups.tiles if joined is None else self._space.counters(triton.cdiv(width_out, tiling.block_n)),
+            groups.pairs,
             x.shape[1],
             width_out,
             scales.shape[1] if is_blocks else 0,
-            scales.shape[0] if is_blocks else 0,
+            padded_groups,
             x.stride(0),
             0.0 if gate is None or gate.limit is None else gate.limit,
             PER_ROW=per_row,
             ROWS=_TILE_ROWS,
-            BLOCK_N=block_n,
-            BLOCK_K=128 if x.shape[1] >= 512 else 64,
+            BLOCK_N=tiling.block_n,
+            BLOCK_K=tiling.block_k,
             BITS=bits,
             BLOCK_SIZE=block_size,
             HAS_SHIFT=has_shift,
@@ -132,20 +193,33 @@ class SparseKernels:
             ASM_1=asm[1],
             ASM_2=asm[2],
             ASM_3=asm[3],
-            num_warps=2 if is_blocks else 4,
-            num_stages=4,
-            **self._pdl,
+            IS_EVEN=x.shape[1] == padded_groups * block_size * (16 // bits),
+            STAGES=tiling.stages,
+            SPLIT=tiling.split,
+            JOINED=0 if joined is None else groups.pairs,
+            num_warps=tiling.warps,
+            num_stages=tiling.stages,
+            # As with quantised matrices that all rows go through: programs that start early crowd on few processors.
+            **({"PDL": False} if is_blocks and gate is None else self._pdl),
         )
-        return out
+        return out[0] if gate is not None else out
 
     def join(self, y: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The weighted sum of each row's pairs."""
+        """The weighted sum of each row's pairs, of which `y [parts, pairs, width]` has the parts."""
         rows, per_row = weights.shape
-        width = y.shape[1]
+        split, pairs, width = y.shape
         out = torch.empty((rows, width), dtype=dtype, device=y.device)
         block = min(triton.next_power_of_2(width), 1024)
         join_pairs[(rows, triton.cdiv(width, block))](
-            y, weights.contiguous(), out, width, PER_ROW=per_row, BLOCK=block, **self._pdl
+            y,
+            weights.contiguous(),
+            out,
+            width,
+            pairs * width,
+            PER_ROW=per_row,
+            SPLIT=split,
+            BLOCK=block,
+            **self._pdl,
         )
         return out
 

@@ -83,6 +83,29 @@ def choose_block_tiling(
     return Tiling(block_n, block_k, split, 8 if rows > 64 else 4 if rows > 32 else 2, stages, 0)
 
 
+def choose_expert_tiling(
+    width_out: int,
+    width_in: int,
+    per_token: int,
+    *,
+    bits: int,
+    groups: int,
+    is_gated: bool,
+    processors: int,
+) -> Tiling:
+    """For the matrices of experts, of which a row has `per_token`: one row alone is to fill the chip with them, if
+    they are quantised and unpacking takes its time. Only what is not gated is split."""
+    block_n, block_k = 64, 128 if width_in >= 512 else 64
+    if bits == 16:
+        return Tiling(block_n, block_k, 1, 4, 4, 0)
+    programs = per_token * -(-width_out // block_n)
+    if is_gated:
+        return Tiling(32 if programs < 2 * processors else 64, block_k, 1, 2, 4, 0)
+    splits = [split for split in (1, 2, 4, 8) if split == 1 or groups >= 4 * split]
+    split = next((split for split in splits if programs * split >= 2.9 * processors), splits[-1])
+    return Tiling(block_n, block_k, split, 2, 4, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class WideTiling:
     """Outputs, rows and inputs per tile, warps and pipeline stages of a program that walks all parts itself."""
