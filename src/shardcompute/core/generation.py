@@ -171,6 +171,9 @@ class Timings:
     """Of the frames after the prompt."""
     interrupted_s: float = 0.0
     """Waited for another chain; no part of the prefill or the decode."""
+    drafted_by_position: tuple[int, ...] = ()
+    """How many drafts had a first token, a second, and so on."""
+    accepted_by_position: tuple[int, ...] = ()
 
     @property
     def prefill_tokens_per_s(self) -> float:

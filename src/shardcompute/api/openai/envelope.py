@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 from starlette.requests import Request
@@ -32,6 +33,7 @@ _SUMMED = (
     "drafted_tokens",
     "accepted_tokens",
 )
+_SUMMED_BY_POSITION = ("drafted_by_position", "accepted_by_position")
 _OF_TRAVERSAL = ("wire_s", "stage_queue_s", "codec_s", "compute_s", "draft_s")
 
 
@@ -110,6 +112,9 @@ def timings_of(outcomes: Sequence[Outcome]) -> TimingsReply | None:
         return None
     fields: dict[str, Any] = {name: max(getattr(timings, name) for timings in known) for name in _LONGEST}
     fields |= {name: sum(getattr(timings, name) for timings in known) for name in _SUMMED}
+    for name in _SUMMED_BY_POSITION:
+        counts = zip_longest(*(getattr(timings, name) for timings in known), fillvalue=0)
+        fields[name] = tuple(map(sum, counts))
     total = Timings(**fields)
     slowest = max(known, key=lambda timings: timings.traversal.ring_s).traversal
     return TimingsReply(

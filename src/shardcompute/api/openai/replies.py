@@ -63,6 +63,8 @@ class TimingsReply(ReplyBody):
     traversals: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    drafted_by_position: list[int] = Field(default_factory=list)
+    accepted_by_position: list[int] = Field(default_factory=list)
     wire_s: float = 0.0
     stage_queue_s: float = 0.0
     codec_s: float = 0.0

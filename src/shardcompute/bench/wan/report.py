@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import zip_longest
 from typing import Any
 
 from shardcompute.bench.tables import Row as TableRow
@@ -20,6 +21,7 @@ PARTS = ("wire_s", "stage_queue_s", "codec_s", "compute_s", "draft_s")
 MEAN = "mean"
 _LEAST_FOR_INTERVAL = 4
 _RESAMPLES = 2000
+_SHOWN_POSITIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Summary:
     """How much of the answers is inside loops."""
     tokens_per_traversal: float | None
     acceptance: float | None
+    acceptance_by_position: Sequence[float]
+    """Of all first tokens of drafts, of all second ones, and so on, how many were right."""
     traversal_s: float | None
     first_s: float
     bytes_per_token: float | None
@@ -104,6 +108,7 @@ def _summary(category: str, rows: Sequence[Row], plain: Sequence[Row]) -> Summar
         loop_share=statistics.mean(loop_share(row.text) for row in rows),
         tokens_per_traversal=decoded / traversals if traversals else None,
         acceptance=(accepted or 0.0) / drafted if drafted else None,
+        acceptance_by_position=_acceptance_by_position(rows),
         traversal_s=_traversal_s(rows),
         first_s=statistics.mean(row.first_s for row in rows),
         bytes_per_token=_mean(row.number("bytes_per_token") for row in rows),
@@ -153,6 +158,15 @@ def _total(rows: Iterable[Row], name: str) -> float | None:
     return sum(values) if values else None
 
 
+def _acceptance_by_position(rows: Iterable[Row]) -> list[float]:
+    told = [row.timings for row in rows]
+    drafted, accepted = (
+        [sum(counts) for counts in zip_longest(*(each.get(name) or () for each in told), fillvalue=0)]
+        for name in ("drafted_by_position", "accepted_by_position")
+    )
+    return [right / sent for sent, right in zip(drafted, accepted, strict=True)]
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.mean(known) if known else None
@@ -169,6 +183,9 @@ def measures_of(summary: Summary) -> dict[str, str]:
         "in loops": f"{summary.loop_share:.0%}",
         "tok/traversal": _shown(summary.tokens_per_traversal, ".2f"),
         "accepted": _shown(summary.acceptance, ".0%"),
+        "by position": " ".join(
+            f"{share:.0%}" for share in summary.acceptance_by_position[:_SHOWN_POSITIONS]
+        ),
         "traversal ms": _shown(traversal_ms, ".0f"),
         "first token s": f"{summary.first_s:.2f}",
         "bytes/token": _shown(summary.bytes_per_token, ",.0f"),

@@ -196,8 +196,10 @@ class Generation:
             generated_tokens=self.answer.count,
             cached_tokens=self.session.reused,
             traversals=self.journey.traversals,
-            drafted_tokens=stats.drafted,
-            accepted_tokens=stats.accepted,
+            drafted_tokens=sum(stats.drafted),
+            accepted_tokens=sum(stats.accepted),
+            drafted_by_position=tuple(stats.drafted),
+            accepted_by_position=tuple(stats.accepted),
             traversal=self.journey.mean(stats.draft_s),
             interrupted_s=self.prefill_pause_s + self.decode_pause_s,
         )

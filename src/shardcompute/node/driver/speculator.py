@@ -56,8 +56,9 @@ class DraftStats:
     records: deque[_Record] = field(default_factory=deque)
     dry_at: int = -1
     """At this length the drafter had nothing to offer."""
-    drafted: int = 0
-    accepted: int = 0
+    drafted: list[int] = field(default_factory=list)
+    """Tokens that were sent as the first of their draft, as its second, and so on; and those that came true."""
+    accepted: list[int] = field(default_factory=list)
     draft_s: float = 0.0
     continued: int = 0
     """Tokens with which its chain went on by itself."""
@@ -227,8 +228,8 @@ class RoutedSpeculator:
             return
         record = stats.records[0]
         if is_right:
+            stats.accepted[record.accepted] += 1
             record.accepted += 1
-            stats.accepted += 1
         if not is_right or record.accepted == record.count:
             self.router.verified(session.id, record.drafter, record.grade, record.count, record.accepted)
             stats.records.popleft()
@@ -335,7 +336,11 @@ class RoutedSpeculator:
             return False
         session.assumed.extend(draft.ids[:count])
         stats.records.append(_Record(drafter, draft.grade, count))
-        stats.drafted += count
+        missing = [0] * (count - len(stats.drafted))
+        stats.drafted += missing
+        stats.accepted += missing
+        for place in range(count):
+            stats.drafted[place] += 1
         return True
 
     def _count_to_send(

@@ -42,6 +42,8 @@ def row(arm: str, prompt: int = 1, *, decode_s: float = 6.3, streams: int = 1, *
             "traversals": 21,
             "drafted_tokens": 60,
             "accepted_tokens": 42,
+            "drafted_by_position": [30, 20, 10],
+            "accepted_by_position": [27, 10, 5],
             "bytes_per_token": 4224,
             **PARTS,
         },
@@ -69,7 +71,7 @@ def test_speed_and_speedup_by_category_and_in_the_mean() -> None:
     assert fast.traversal_s == pytest.approx(0.1)
     assert fast.parts == PARTS
     assert [*measures_of(fast).values()] == [
-        "20.0", "2.00", "", "2.00", "0%", "3.00", "70%", "100", "0.50", "4,224",
+        "20.0", "2.00", "", "2.00", "0%", "3.00", "70%", "90% 50% 50%", "100", "0.50", "4,224",
     ]  # fmt: skip
 
 
@@ -86,7 +88,7 @@ def test_servers_that_say_nothing_are_summarised_all_the_same() -> None:
     summary, _ = summarise([row("plain", timings={})])
     assert summary.tokens_per_s == pytest.approx(63 / 6.5)
     assert summary.traversal_s is summary.acceptance is summary.tokens_per_traversal is None
-    assert [*measures_of(summary).values()][5:8] == ["", "", ""]
+    assert [*measures_of(summary).values()][5:9] == ["", "", "", ""]
 
 
 def test_means_are_by_prompt_with_their_interval_and_without_loops() -> None:

@@ -71,6 +71,7 @@ def test_right_drafts_save_traversals() -> None:
     timings = caller.deltas[-1].timings
     assert timings is not None
     assert (timings.traversals, timings.drafted_tokens, timings.accepted_tokens) == (4, 16, 16)
+    assert timings.drafted_by_position == timings.accepted_by_position == (4, 4, 4, 4)
     assert timings.generated_tokens == 21
 
 
@@ -84,6 +85,8 @@ def test_wrong_drafts_cost_rows_and_nothing_else() -> None:
     timings = caller.deltas[-1].timings
     assert timings is not None
     assert timings.accepted_tokens == 0
+    assert timings.drafted_by_position == (8, 7, 6)
+    assert timings.accepted_by_position == (0, 0, 0)
 
 
 def test_several_frames_of_one_session_are_on_their_way_at_once() -> None:
