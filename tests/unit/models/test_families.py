@@ -14,6 +14,7 @@ from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families import HF_FALLBACKS, HF_FAMILIES, from_hf_config
 from shardcompute.models.layout import TensorPlace
 from shardcompute.models.spec import Layer, ModelSpec
+from shardcompute.models.tensor_share import cut_of, split_tensors, tensor_cuts
 from support.models.tiny import FAMILIES, tiny_names
 
 SIZES: dict[str, Any] = {
@@ -243,11 +244,22 @@ def test_gpt_oss_experts_lie_transposed_and_interleaved() -> None:
 
 def test_ranks_cut_queries_where_they_cut_keys() -> None:
     config = _config("llama", num_key_value_heads=8)
-    _, layout = from_hf_config(config, tiny_names(_loaded(config)))
+    spec, layout = from_hf_config(config, tiny_names(_loaded(config)))
     layer = layout.layers[0]
-    q, k, out = layer["attention.q"], layer["attention.k"], layer["attention.out"]
-    assert q.shape[0] // q.unit == k.shape[0] // k.unit == out.shape[1] // out.unit == 8
-    assert (q.split, k.split, out.split) == ("rows", "rows", "columns")
+    split = split_tensors(spec, [1.0, 1.0, 1.0])
+    stops = []
+    for share in split.shares:
+        cuts = tensor_cuts(spec, share, split.exchange)
+        q, k, out = (cut_of(cuts, f"attention.{name}") for name in ("q", "k", "out"))
+        assert q.rows is not None
+        assert k.rows is not None
+        assert q.rows == out.columns
+        assert q.columns is k.columns is out.rows is None
+        assert [edge * 8 / layer["attention.q"].shape[0] for edge in q.rows] == [
+            edge * 8 / layer["attention.k"].shape[0] for edge in k.rows
+        ]
+        stops.append(k.rows[1] * 8 // layer["attention.k"].shape[0])
+    assert stops == [3, 6, 8]
 
 
 def test_a_tied_head_is_the_embedding_whether_stored_again_or_not() -> None:
