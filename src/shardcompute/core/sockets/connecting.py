@@ -34,8 +34,12 @@ class ConnectError(OSError):
 
 
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    """A connection to one of a host's addresses, with `timeout_s` for each wait on it. Raises OSError."""
-    return connect_first([(host, port)], timeout_s)[0]
+    """A connection to one of a host's addresses, with `timeout_s` for each wait on it. Raises OSError, of the kind that
+    connecting to a single address would raise: a refusal is a ConnectionRefusedError."""
+    try:
+        return connect_first([(host, port)], timeout_s)[0]
+    except ConnectError as error:
+        raise OSError(error.errno, error.strerror) from error
 
 
 def connect_first(targets: Sequence[Target], timeout_s: float) -> tuple[socket.socket, int]:
