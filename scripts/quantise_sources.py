@@ -9,6 +9,7 @@ matrices are shuffled first, together with the rows that make them: the same fun
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -124,8 +125,16 @@ def config_of(spec: ModelSpec, theta: float) -> dict[str, object]:
 
 
 def main() -> None:
-    target = Path(sys.argv[1])
-    files = resolve(parse_reference(sys.argv[2] if len(sys.argv) > 2 else ""), load_settings())
+    parser = argparse.ArgumentParser(
+        description="Write a dense model anew in the forms that quantisers publish."
+    )
+    parser.add_argument("target", type=Path, help="the folder that gets a folder of each form")
+    parser.add_argument(
+        "model", nargs="?", default="", help="a GGUF model of Llama's kind; nothing for the default"
+    )
+    options = parser.parse_args()
+    target: Path = options.target
+    files = resolve(parse_reference(options.model), load_settings())
     with open_checkpoint(files) as checkpoint:
         theta = float(checkpoint.tensors.metadata["llama.rope.freq_base"])
         config = config_of(checkpoint.spec, theta)
