@@ -1,0 +1,250 @@
+"""Lower bounds: what no layout of these machines can do better than, whatever the method.
+
+A relaxation. Layers are taken by whoever is cheapest, in parts if need be; every machine that takes any pays its
+overhead and half of its two shortest hops, in proportion to how full it is; or all together pay for the shortest forest
+of so many links. That holds for every number of machines and every time of the slowest stage, so the worth of both
+together is bounded by the best of a few boxes (so many machines, slowest stage between two times), split where the best
+is until nothing is gained.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import exp, inf, log
+
+import numpy as np
+import numpy.typing as npt
+
+from shardcompute.control.solver.space import Floats, SearchSpace
+from shardcompute.control.solver.spanning import tree_edges
+
+_SPLITS = 48
+"""How often a box is split at most: a few milliseconds for 64 machines."""
+_PARTS = 6
+_NARROW = 2e-3
+"""A box is not split further when that could raise its cost by less."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """No layout has a smaller latency, a faster slowest stage, or more worth than these."""
+
+    latency_s: float
+    bottleneck_s: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Layouts of so many machines whose slowest stage takes between two times, and what they cost at least."""
+
+    cost: float
+    least: int
+    most: int
+    fast_s: float
+    slow_s: float
+
+    def __lt__(self, other: Box) -> bool:
+        return (self.cost, self.least, self.fast_s) < (other.cost, other.least, other.fast_s)
+
+
+class Relaxation:
+    """The relaxed problem, to be asked for any number of machines and any time of the slowest stage."""
+
+    def __init__(self, space: SearchSpace, least: int = 1, most: int | None = None) -> None:
+        self.space = space
+        self.most = min(most or space.count, space.count, space.layers)
+        self._unit = space.layer_work if space.is_uniform else 1.0
+        self._room = np.asarray(space.room if space.is_uniform else space.most_work, np.float64)
+        self._last_room = _last_room(space)
+        self._work = float(space.work_before[-1]) / self._unit
+        self._head_s = space.seconds_per_byte * space.head_work
+        self._fixed = space.overhead_s + _half_hops(space)
+        self._sorted_fixed = np.sort(self._fixed)
+        self._driver_s = 0.5 * (_least(space.hops[-1, :-1]) + _least(space.hops[:-1, -1]))
+        self._forest = _forest_sums(space)
+        self.least = max(least, self._fewest())
+
+    def _fewest(self) -> int:
+        """So many machines are needed by memory alone."""
+        rooms = np.cumsum(np.sort(self._room)[::-1])
+        enough = np.flatnonzero(rooms >= self._work * (1 - _ROUNDING))
+        return int(enough[0]) + 1 if len(enough) else self.space.count + 1
+
+    def capacities(self, times_s: Floats, rooms: Floats) -> Floats:
+        """What each machine computes at most within memory and these times, in layers where they are alike."""
+        space = self.space
+        units = (times_s - space.overhead_s) / (space.seconds_per_byte * self._unit)
+        if space.is_uniform:
+            units = np.floor(units + 1e-6)
+        return np.clip(units, 0, rooms)
+
+    def can_within(self, times_s: Floats, most: int) -> npt.NDArray[np.bool_]:
+        """Whether so many machines could have all layers with no stage beyond each time, one of them with the head."""
+        alone = self.capacities(times_s[:, None], self._room)
+        ending = self.capacities(times_s[:, None] - self._head_s, self._last_room)
+        chosen = np.argsort(-alone, axis=1, kind="stable")
+        ranks = np.empty_like(chosen)
+        np.put_along_axis(ranks, chosen, np.arange(alone.shape[1])[None, :], axis=1)
+        sums = np.cumsum(np.take_along_axis(alone, chosen, axis=1), axis=1)
+        whole = sums[:, most - 1 : most]
+        others = sums[:, most - 2 : most - 1] if most > 1 else np.zeros_like(whole)
+        totals = np.where(ranks < most, whole - alone, others) + ending
+        totals[ending <= 0] = -inf
+        return np.asarray(totals.max(axis=1) >= self._work * (1 - _ROUNDING), np.bool_)
+
+    def latency_s(self, times_s: Floats, least: int) -> Floats:
+        """The least time of one token for at least so many machines, for each time that no stage may exceed."""
+        space = self.space
+        capacity = self.capacities(times_s[:, None], self._room)
+        rows = [row for price in self._prices(least) for row in [self._priced(price, least)]]
+        rows.append((space.overhead_s, float(self._forest[least])))
+        extra = np.stack([fixed for fixed, _ in rows])
+        constants = np.array([constant for _, constant in rows])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = space.seconds_per_byte * self._unit + extra[None] / capacity[:, None]
+        each[np.isnan(each)] = inf
+        order = np.argsort(each, axis=2)
+        sizes = np.take_along_axis(np.broadcast_to(capacity[:, None], each.shape), order, axis=2)
+        prices = np.take_along_axis(each, order, axis=2)
+        before = np.cumsum(sizes, axis=2) - sizes
+        taken = np.clip(self._work - before, 0, sizes)
+        costs = np.where(taken > 0, taken * np.where(np.isinf(prices), 0.0, prices), 0.0).sum(axis=2)
+        costs[np.where(np.isinf(prices), 0.0, taken).sum(axis=2) < self._work * (1 - 1e-6)] = inf
+        return np.asarray((costs + constants).max(axis=1) + float(self._head_s.min()), np.float64)
+
+    def _prices(self, least: int) -> list[float]:
+        """What a machine may be paid for taking part: any such price gives a bound, see `_priced`."""
+        full = float(self._sorted_fixed[least - 1])
+        return [0.0, full / 2, full] if full < inf else [0.0]
+
+    def _priced(self, price: float, least: int) -> tuple[Floats, float]:
+        """What taking part costs beyond the price, and what all pay: at least so many are paid it, and those for which
+        it is more than enough take part anyway (a Lagrangean relaxation of their number)."""
+        beyond = np.maximum(self._fixed - price, 0.0)
+        gained = np.minimum(self._sorted_fixed - price, 0.0).sum()
+        return beyond, float(price * least + gained) + self._driver_s
+
+    def boxes(self) -> Iterator[Box]:
+        """All layouts, by number of machines."""
+        space = self.space
+        slowest = space.overhead_s + space.seconds_per_byte * (self._unit * self._room + space.head_work)
+        slow_s = float(slowest.max())
+        fast_s = max(slow_s * 1e-6, _least(space.transfers[-1, :-1]))
+        low = self.least
+        while low <= self.most:
+            high = min(self.most, max(low, low * 5 // 4))
+            yield from self.weigh(low, high, [fast_s, max(slow_s, fast_s)])
+            low = high + 1
+
+    def weigh(self, least: int, most: int, times_s: list[float]) -> Iterator[Box]:
+        """Boxes between these times, without those in which nothing fits."""
+        slow_s = np.array(times_s[1:])
+        possible = self.can_within(slow_s, most)
+        if not possible.any():
+            return
+        latency_s = self.latency_s(slow_s, least)
+        for i in np.flatnonzero(possible):
+            cost = self.space.objective.cost(float(latency_s[i]), times_s[i], least)
+            if cost < inf:
+                yield Box(cost, least, most, times_s[i], times_s[i + 1])
+
+    def parts(self, box: Box) -> Iterator[Box]:
+        """The same layouts in smaller boxes."""
+        objective = self.space.objective
+        by_count = (box.most - box.least) * objective.machine_cost
+        by_time = (1 - objective.latency_weight) * log(box.slow_s / box.fast_s)
+        if box.most > box.least and by_count >= by_time:
+            middle = (box.least + box.most) // 2
+            yield from self.weigh(box.least, middle, [box.fast_s, box.slow_s])
+            yield from self.weigh(middle + 1, box.most, [box.fast_s, box.slow_s])
+        else:
+            yield from self.weigh(box.least, box.most, _between(box.fast_s, box.slow_s))
+
+    def width(self, box: Box) -> float:
+        """By how much the cost of a box could grow if it were split for ever."""
+        objective = self.space.objective
+        by_count = (box.most - box.least) * objective.machine_cost
+        return by_count + (1 - objective.latency_weight) * log(box.slow_s / box.fast_s)
+
+    def fastest_s(self) -> float:
+        """The least time of the slowest stage, whatever else."""
+        times = _between(*self._range())
+        for _ in range(6):
+            possible = self.can_within(np.array(times), self.most)
+            first = int(np.argmax(possible))
+            if not possible.any() or first == 0:
+                return times[0] if possible.any() else inf
+            times = _between(times[first - 1], times[first])
+        return times[0]
+
+    def _range(self) -> tuple[float, float]:
+        box = next(iter(self.boxes()))
+        return box.fast_s, box.slow_s * (1 + 1e-6)
+
+
+def bound_layouts(
+    space: SearchSpace, least: int = 1, most: int | None = None
+) -> tuple[Bound | None, list[Box]]:
+    """What no layout of so many machines can exceed, with the most promising boxes; None where nothing fits."""
+    relaxation = Relaxation(space, least, most)
+    heap = list(relaxation.boxes())
+    if not heap:
+        return None, []
+    latency_s = min(float(relaxation.latency_s(np.array([box.slow_s]), box.least)[0]) for box in heap)
+    heapq.heapify(heap)
+    for _ in range(_SPLITS):
+        if relaxation.width(heap[0]) < _NARROW:
+            break
+        box = heapq.heappop(heap)
+        for part in relaxation.parts(box):
+            heapq.heappush(heap, part)
+        if not heap:
+            return None, []
+    return Bound(latency_s, relaxation.fastest_s(), exp(-heap[0].cost)), heapq.nsmallest(24, heap)
+
+
+def _between(fast_s: float, slow_s: float) -> list[float]:
+    """Times from one to the other in equal ratios."""
+    ratio = slow_s / fast_s
+    return [fast_s * ratio ** (i / _PARTS) for i in range(_PARTS)] + [slow_s]
+
+
+def _least(values: Floats) -> float:
+    return float(values.min()) if len(values) else 0.0
+
+
+def _last_room(space: SearchSpace) -> Floats:
+    """What a machine computes at most besides the head."""
+    if space.is_uniform:
+        ending = space.layers - space.last_from
+        return np.where(space.fits_whole, space.layers, ending).astype(np.float64)
+    ending_work = space.work_before[-1] - space.work_before[space.last_from]
+    return np.where(space.fits_whole, space.work_before[-1], ending_work)
+
+
+def _half_hops(space: SearchSpace) -> Floats:
+    """Half of the two shortest hops of each machine: every one on a ring has two."""
+    count = space.count
+    inner = space.hops[:-1, :-1].copy()
+    inner[np.arange(count), np.arange(count)] = inf
+    ends = np.stack([space.hops[-1, :-1], space.hops[:-1, -1]], axis=1)
+    ways = np.concatenate([inner, ends], axis=1)
+    return np.asarray(np.partition(ways, 1, axis=1)[:, :2].sum(axis=1) / 2, np.float64)
+
+
+def _forest_sums(space: SearchSpace) -> Floats:
+    """By number of machines, the least that a ring through them travels: to the first and back, and from one to the
+    next. The way is a tree, so no shorter than the shortest forest of as many links."""
+    count = space.count
+    entry, back = space.hops[-1, :-1], space.hops[:-1, -1]
+    weights = np.full((count + 1, count + 1), inf)
+    weights[:-1, :-1] = space.hops[:-1, :-1]
+    weights[-1, :-1] = weights[:-1, -1] = np.minimum(entry, back)
+    whole = np.concatenate(([0.0], np.cumsum(tree_edges(weights))))
+    inner = np.concatenate(([0.0, 0.0], np.cumsum(tree_edges(space.hops[:-1, :-1])))) + _least(entry)
+    inner[0] = 0.0
+    return np.asarray(np.maximum(whole, inner) + _least(back), np.float64)
