@@ -78,6 +78,11 @@ class Request:
     """(node, why nothing of this model can be there)"""
     group_times: tuple[MeasuredGroup, ...] = ()
 
+    def __hash__(self) -> int:
+        """Without the links, of which a thousand machines have half a million: requests that differ only there are
+        told apart when they are compared."""
+        return hash((self.model, self.offers, len(self.links), self.driver, self.policy, self.parallel))
+
     @property
     def sizes(self) -> Sizes:
         return sizes_of(self.model)

@@ -100,7 +100,7 @@ class _LinesCache:
         defaults = (policy.default_rtt_s, policy.default_bytes_per_s)
         with self._lock:
             for kept, of, lines in self._kept:
-                if kept is links and of == defaults:
+                if of == defaults and (kept is links or kept == links):
                     return lines
         lines = _make_lines(links, *defaults)
         with self._lock:

@@ -14,11 +14,12 @@ def tree_edges(weights: Floats) -> Floats:
     if count < 2:
         return np.zeros(0)
     nearest = np.array(weights[0], np.float64)
-    nearest[0] = np.nan
+    left = np.arange(1, count)
     found = np.empty(count - 1)
     for i in range(count - 1):
-        chosen = int(np.nanargmin(nearest))
+        at = int(np.argmin(nearest[left]))
+        chosen = int(left[at])
         found[i] = nearest[chosen]
         np.minimum(nearest, weights[chosen], out=nearest)
-        nearest[chosen] = np.nan
+        left = np.delete(left, at)
     return np.sort(found)

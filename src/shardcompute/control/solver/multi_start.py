@@ -1,0 +1,117 @@
+"""Multi-start search: rings grown greedily for several times of the slowest stage and from several machines, the best
+of them improved by local search.
+
+The boxes of the lower bound say which times are promising. Work is counted, not timed, so that equal questions have
+equal answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardcompute.control.solver.bounds import Box
+from shardcompute.control.solver.construction import grow_ring
+from shardcompute.control.solver.local_search import LocalSearch
+from shardcompute.control.solver.space import CountedOrder, Floats, Ints, OrderCosts, SearchSpace, layer_limits
+
+QUICK_STEPS = 60
+"""Rounds of local search of a quick answer."""
+_TIMES = 3
+_SEEDS = 4
+_IMPROVED = 3
+_GRID = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    found: CountedOrder
+    bound_s: float
+    limits: Ints
+
+
+def search_orders(
+    space: SearchSpace,
+    boxes: Sequence[Box],
+    *,
+    least: int = 1,
+    most: int | None = None,
+    steps: int = QUICK_STEPS,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[CountedOrder]:
+    """Good orders, the best first; none where no ring was found on which everything fits."""
+    costs = OrderCosts(space)
+    starts = sorted(_starts(costs, boxes, least, most), key=lambda each: (each.found.cost, each.found.order))
+    search = LocalSearch(costs, least, most, lambda: search.steps >= steps or should_stop())
+    found = {each.found.order: each.found for each in starts[:1]}
+    seen: set[tuple[int, ...]] = set()
+    for start in starts:
+        if len(seen) >= _IMPROVED or search.steps >= steps or should_stop():
+            break
+        if start.found.order in seen:
+            continue
+        seen.add(start.found.order)
+        better = search.improve(list(start.found.order), start.bound_s, start.limits)
+        if better.cost < np.inf:
+            better = costs.judge(better.order, times_around(space, start.bound_s))
+            found[better.order] = better
+    return sorted(found.values(), key=lambda each: (each.cost, each.order))
+
+
+def times_around(space: SearchSpace, bound_s: float) -> Floats:
+    """Times of the slowest stage to judge an order by: near this one, and far beyond."""
+    return np.append(bound_s * np.geomspace(0.7, 3.0, _GRID), 1e12)
+
+
+def _starts(costs: OrderCosts, boxes: Sequence[Box], least: int, most: int | None) -> Iterator[_Start]:
+    space = costs.space
+    for bound_s, box in _promising(boxes):
+        limits = layer_limits(space, bound_s)
+        machine_s = _machine_s(space, box)
+        for seed in _seeds(costs, limits):
+            order = grow_ring(costs, limits, machine_s, seed, None, most)
+            if order is not None and len(order) >= least:
+                found = costs.judge(order, times_around(space, bound_s))
+                if found.cost < np.inf:
+                    yield _Start(found, bound_s, limits)
+
+
+def _promising(boxes: Sequence[Box]) -> list[tuple[float, Box]]:
+    """A few times that differ, the most promising first, and one that limits nobody."""
+    chosen: list[tuple[float, Box]] = []
+    for box in boxes:
+        if all(not 0.92 < box.slow_s / known < 1.09 for known, _ in chosen):
+            chosen.append((box.slow_s, box))
+        if len(chosen) == _TIMES:
+            break
+    return [*chosen, (1e12, boxes[0])] if boxes else []
+
+
+def _machine_s(space: SearchSpace, box: Box) -> float:
+    """What a machine must gain to pay for itself, where a token takes as long as the box allows."""
+    objective = space.objective
+    weight = max(objective.latency_weight, 0.01)
+    rest = box.cost - (1 - weight) * np.log(box.fast_s) - (box.least - 1) * objective.machine_cost
+    latency_s = float(np.exp(min(50.0, rest / weight)))
+    return latency_s * objective.machine_cost / weight
+
+
+def _seeds(costs: OrderCosts, limits: Ints) -> list[int | None]:
+    """No machine in particular, and some that would be a good beginning: each of another neighbourhood."""
+    space = costs.space
+    with np.errstate(divide="ignore", invalid="ignore"):
+        prices = (space.overhead_s + costs.layer_s * limits + space.hops[-1, :-1] / 2) / limits
+    prices[~(limits > 0)] = np.inf
+    seeds: list[int | None] = [None]
+    far = np.full(space.count, np.inf)
+    ranked = [int(i) for i in np.argsort(prices, kind="stable") if prices[i] < np.inf]
+    typical_s = float(np.median(space.hops[:-1, :-1]))
+    for each in ranked:
+        if len(seeds) > _SEEDS:
+            break
+        if far[each] >= typical_s / 2:
+            seeds.append(each)
+            far = np.minimum(far, space.hops[each, :-1])
+    return seeds
