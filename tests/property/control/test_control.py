@@ -47,10 +47,9 @@ from shardcompute.control.actions import (
     UnloadShard,
 )
 from shardcompute.control.drivers import kv_share, live_drivers, round_trip_s
-from shardcompute.control.placement.cost_model import Hops, hops_of, score, stage_s
+from shardcompute.control.placement.cost_model import hops_of, score, stage_s
 from shardcompute.control.placement.cuts import cut_for_latency, cut_for_throughput, slowest_s
 from shardcompute.control.placement.replacement import cut_for_price, move_seconds
-from shardcompute.control.placement.rings import RingTable, choose_order
 from shardcompute.control.sizes import Sizes, memory_of, sizes_of, usual_holding
 from shardcompute.control.state import Assignment, Chain, MeasuredLink, Shard, covers, is_loaded
 from shardcompute.weights.held import HeldSizes
@@ -246,21 +245,6 @@ def test_copies_never_share_a_machine(request: Request, count: int) -> None:
     nodes = [node for each in placements for node in each.nodes]
     assert len(set(nodes)) == len(nodes)
     assert bool(placements) == isinstance(place(request), Placement)
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(st.sampled_from([1.0, 2.0, 5.0, 9.0]), min_size=15, max_size=15), st.integers(1, 5))
-def test_ring_is_the_shortest_of_all(times: list[float], count: int) -> None:
-    ends = [*NAMES[:5], "driver"]
-    links = [MeasuredLink(a, b, t, 1e6) for (a, b), t in zip(combinations(ends, 2), times, strict=True)]
-    hops = Hops(links, "driver", 16, PlacementPolicy())
-    nodes = list(NAMES[:count])
-    order = choose_order(nodes, hops)
-    assert order is not None
-    least = min(hops.ring_s(each) for each in permutations(nodes))
-    assert abs(hops.ring_s(order) - least) < 1e-9
-    for mask, last, seconds in RingTable(nodes, hops).ends():
-        assert abs(hops.ring_s(RingTable(nodes, hops).order(mask, last)) - seconds) < 1e-9
 
 
 @settings(max_examples=100, deadline=None)

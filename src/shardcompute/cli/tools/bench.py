@@ -13,6 +13,7 @@ import typer
 
 from shardcompute.cli.tools.bench_collectives import collectives
 from shardcompute.cli.tools.bench_faults import faults
+from shardcompute.cli.tools.bench_placement import placement
 from shardcompute.cli.tools.bench_reach import reach
 from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, Model, WeightsName, finish, model_path
 from shardcompute.cli.tools.bench_serve import serve
@@ -215,6 +216,7 @@ app.command()(serve)
 app.command()(collectives)
 app.command()(tensor)
 app.command()(reach)
+app.command()(placement)
 
 
 @app.command()

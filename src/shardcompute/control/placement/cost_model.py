@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import inf
 
 from shardcompute.control.placement.capacities import NodeCapacity, Request
+from shardcompute.control.placement.link_tables import link_table
 from shardcompute.control.placement.rank_groups import offers_of
 from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.sizes import Sizes
@@ -22,7 +23,7 @@ class Hops:
         self, links: Iterable[MeasuredLink], driver: str, frame_bytes: int, policy: PlacementPolicy
     ) -> None:
         self._driver = driver
-        self._links = {(link.a, link.b): link for link in links}
+        self._links = link_table(tuple(links)).by_pair
         self._default = MeasuredLink("", "", policy.default_rtt_s, policy.default_bytes_per_s)
         self._frame_bytes = frame_bytes
         self._seconds: dict[tuple[str, str], float] = {}
@@ -60,6 +61,19 @@ class Hops:
     def ring_s(self, order: Sequence[str]) -> float:
         inner = sum(self.seconds(a, b) for a, b in pairwise(order))
         return self.entry_s(order[0]) + inner + self.return_s(order[-1])
+
+    def nearest_link(self, order: Sequence[str], node: str) -> int:
+        """Where in this order one more node makes the ring the shortest."""
+
+        def detour_s(i: int) -> float:
+            into = self.seconds(order[i - 1], node) if i else self.entry_s(node)
+            out = self.seconds(node, order[i]) if i < len(order) else self.return_s(node)
+            if i == 0:
+                return into + out - self.entry_s(order[0])
+            direct = self.seconds(order[i - 1], order[i]) if i < len(order) else self.return_s(order[-1])
+            return into + out - direct
+
+        return min(range(len(order) + 1), key=detour_s)
 
     def busiest_s(self, order: Sequence[str]) -> float:
         ring = [self._driver, *order]

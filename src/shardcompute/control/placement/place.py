@@ -298,8 +298,8 @@ def _why_left_out(request: Request, found: Found, extra: NodeCapacity) -> str:
     if len(order) >= request.sizes.layer_count:
         return "every layer has a machine of its own already"
     hops = hops_of(request)
-    orders = [[*order[:i], extra, *order[i:]] for i in range(len(order) + 1)]
-    nearest = min(orders, key=lambda order: hops.ring_s([each.node for each in order]))
+    at = hops.nearest_link([each.node for each in order], extra.node)
+    nearest = [*order[:at], extra, *order[at:]]
     is_open = hops.ring_s([each.node for each in nearest]) < inf
     with_it = best_cut(replace(request, offers=tuple(nearest)), nearest) if is_open else None
     if with_it is None:

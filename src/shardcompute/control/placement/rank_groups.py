@@ -15,6 +15,7 @@ from math import gcd, inf
 
 from shardcompute.backends.footprint import RANK_BACKENDS
 from shardcompute.control.placement.capacities import NodeCapacity, Request
+from shardcompute.control.placement.link_tables import link_table
 from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.sizes import LAYER_OVERHEAD_BYTES, HeldSums, sizes_of, split_of, sums_of
 from shardcompute.control.state import Assignment, MeasuredLink, Model, RankPlace, RankSeat, TensorTerms
@@ -187,7 +188,7 @@ class OfferTable:
         model, sizes, policy = request.model, request.sizes, request.policy
         self._model = model
         self._machines = {offer.node: offer for offer in request.offers if not offer.ranks}
-        self._lines = {(link.a, link.b): link for link in request.links}
+        self._lines = link_table(request.links).by_pair
         self._unknown = MeasuredLink("", "", policy.default_rtt_s, policy.default_bytes_per_s)
         self._groups: dict[tuple[tuple[RankSeat, ...], Exchange], NodeCapacity | None] = {
             (offer.ranks, offer.exchange): offer for offer in request.offers if offer.ranks

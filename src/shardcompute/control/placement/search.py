@@ -1,21 +1,24 @@
 """Which machines, in which order, with which cuts: the search for the placement of most worth.
 
-All orders of up to 5 machines are considered, so that the result is exact for the cuts that are weighed; up to
-10 machines every subset with its shortest ring to every last machine (Held-Karp); beyond that prefixes of
-sorted lists, improved by adding, dropping and exchanging machines. Whatever cannot beat the best found so far
-by an optimistic bound is not looked at.
+All orders of up to 5 machines are considered, so that the result is exact for the cuts that are weighed. Beyond that
+the solver's arrays are asked (`control.solver`): a lower bound says what no layout can exceed and where to look; up to
+8 machines, or 12 in a thorough search, layouts are solved exactly for several times of the slowest stage; of more
+machines rings are grown greedily from several beginnings and improved by local search, and in a thorough search by
+annealing.
 
 It may be ended at any time once something is found: the best so far is good, and more work makes it better. A quick
-search does only as much work as `QUICK_WORK`, and begins with the sorted lists from 6 machines on.
+search does only as much work as `QUICK_WORK`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import permutations
 from math import exp, inf, log
+
+import numpy as np
 
 from shardcompute.control.placement.capacities import NodeCapacity, Request
 from shardcompute.control.placement.cost_model import Score, count_machines, hops_of, score, score_of, stage_s
@@ -26,19 +29,34 @@ from shardcompute.control.placement.cuts import (
     fill,
     slowest_s,
 )
-from shardcompute.control.placement.rings import EXACT_LIMIT, RingTable, choose_order
+from shardcompute.control.placement.search_space import space_of
 from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.sizes import Sizes
+from shardcompute.control.solver.annealing import Annealing
+from shardcompute.control.solver.bounds import Bound, Box, bound_layouts
+from shardcompute.control.solver.cutting import Edges, best_edges
+from shardcompute.control.solver.held_karp import EXACT_LIMIT, LayoutTable, fastest_layout
+from shardcompute.control.solver.multi_start import search_orders, times_around
+from shardcompute.control.solver.space import OrderCosts, SearchSpace
 from shardcompute.control.state import Assignment
 
 _ALL_ORDERS_LIMIT = 5
+_QUICK_EXACT_LIMIT = 8
 _BOUNDS = 5
 """How many compromises between the fastest slowest stage and the smallest sum are weighed."""
-_CLIMB_LIMIT = 400
-_QUICK_EXACT_RINGS = 6
-"""A quick search knows the shortest ring of up to so many machines only."""
 QUICK_WORK = 350
-"""What a quick search may do, in machines that were cut for: some 80 ms of one core."""
+"""What a quick search may do, in machines that were cut for."""
+_STEP_WORK = 6
+"""What a round of local search counts for."""
+_THOROUGH_STEPS = 600
+_FILLED_ENDS = 64
+_CUT_FOR = 3
+"""Of the orders that a search found, so many are cut for."""
+_WALKS = 8
+_WALK_MOVES = 60_000
+_THROUGHPUT_ALONE = 0.01
+_PROVEN = 0.005
+"""A layout that is within so much of the bound is not worth searching for a better one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +101,112 @@ class Search:
         self.best: Found | None = None
         self.best_by_count: dict[int, Found] = {}
         self.work = 0
-        """Machines that were cut for so far; pairs of machines that were ordered count an eighth."""
+        """Machines that were cut for so far."""
         self.was_cut_short = False
         """There was more to look at; or this was a quick search, and a thorough one looks at more."""
         self._is_quick = is_quick
         self._quick_work = quick_work
         self._should_stop = should_stop
+        self.bound: Bound | None = None
+        """What no layout can exceed, where that was asked."""
+        self._boxes: Sequence[Box] = ()
 
     def run(self) -> Found | None:
         count = len(self._offers)
-        if count <= _ALL_ORDERS_LIMIT:
-            if self._is_quick and count == _ALL_ORDERS_LIMIT:
-                self._climb()  # a good one soon, in case that there is no time for all orders
-            self._weigh_all(self._every_order())
-        elif count <= EXACT_LIMIT and not self._is_quick:
-            self._weigh_all(self._every_ring())
-        else:
+        if count >= _ALL_ORDERS_LIMIT and (self._is_quick or count > _ALL_ORDERS_LIMIT):
+            self._bound()
+        if count > _ALL_ORDERS_LIMIT:
             self.was_cut_short = self._is_quick
-            self._climb()
+            if self.bound is None:
+                return None
+            self._solve()
+        else:
+            if self.bound is not None:
+                self._climb(
+                    QUICK_WORK // _STEP_WORK
+                )  # a good one soon, in case that there is no time for all orders
+            self._weigh_all(self._every_order())
         if self.best is None:
             self._weigh_filled()
-        if self.best is None and self._is_quick and _ALL_ORDERS_LIMIT < count <= EXACT_LIMIT:
-            self._weigh_all(self._every_ring())  # whatever it takes: there may be one layout that fits
+        if self.bound is not None and self.best is not None:
+            is_proven = self.best.worth.score >= self.bound.score * (1 - _PROVEN)
+            self.was_cut_short = self.was_cut_short and not is_proven
         return self.best
+
+    def _bound(self) -> None:
+        self.bound, self._boxes = bound_layouts(self._costs.space, self._min_machines, self._max_machines)
+
+    @cached_property
+    def _costs(self) -> OrderCosts:
+        return OrderCosts(space_of(replace(self._request, offers=tuple(self._offers.values()))))
+
+    def _solve(self) -> None:
+        """By the solver, on arrays."""
+        is_few = len(self._offers) <= (_QUICK_EXACT_LIMIT if self._is_quick else EXACT_LIMIT)
+        if is_few:
+            self._solve_exactly()
+        if not is_few or self.best is None:
+            self._climb(self._quick_work // _STEP_WORK)
+        if not is_few and not self._is_quick and not self._is_over():
+            self._climb(_THOROUGH_STEPS)
+            self._anneal()
+
+    def _climb(self, steps: int) -> None:
+        found = search_orders(
+            self._costs.space,
+            self._boxes,
+            least=self._min_machines,
+            most=self._max_machines,
+            steps=steps,
+            should_stop=self._is_over,
+        )
+        for each in found[:_CUT_FOR]:
+            self._try_order(each.order)
+
+    def _solve_exactly(self) -> None:
+        """The shortest layout of every number of machines, for several times of the slowest stage; and where only many
+        streams count, the fastest slowest stage."""
+        space, allowed = self._costs.space, (self._min_machines, self._max_machines)
+        if self.bound is not None and self._request.policy.latency_weight < _THROUGHPUT_ALONE:
+            fastest = fastest_layout(space, self.bound.bottleneck_s, *allowed, self._is_over)
+            if fastest is not None:
+                self._keep(fastest.order, fastest.edges)
+        for bound_s in (inf, *_times(self._boxes, 1 if self._is_quick else 8)):
+            if self._is_over():
+                return
+            for layout in LayoutTable(space, bound_s).best(*allowed):
+                self._keep(layout.order, layout.edges)
+        if self.best is not None:
+            self._try_order(self._order_of(self.best))
+
+    def _anneal(self) -> None:
+        """From the best that is known, several times."""
+        for walk in range(_WALKS):
+            if self._is_over() or self.best is None:
+                return
+            order = np.array(self._order_of(self.best))
+            bound_s = self.best.worth.bottleneck_s * (1.0, 1.06, 0.97, 1.15)[walk % 4]
+            start = self._costs.judge(order, times_around(bound_s))
+            annealing = Annealing(
+                self._costs, bound_s, walk, least=self._min_machines, most=self._max_machines
+            )
+            self._try_order(annealing.improve(start, _WALK_MOVES, self._is_over).order)
+
+    def _order_of(self, found: Found) -> list[int]:
+        index = {node: i for i, node in enumerate(self._offers)}
+        return [index[stage.node] for stage in found.stages]
+
+    def _try_order(self, order: Sequence[int]) -> None:
+        self.work += len(order)
+        edges = best_edges(self._costs, np.array(order))
+        if edges is not None:
+            self._keep(order, edges)
+
+    def _keep(self, order: Sequence[int], edges: Edges) -> None:
+        """What the solver found, if it is better than what is known."""
+        offers = list(self._offers.values())
+        chosen = [offers[i] for i in order]
+        self._consider(_found_by_arrays(self._costs.space, chosen, order, edges, self._request.policy))
 
     def _allows(self, machines: int) -> bool:
         return self._min_machines <= machines <= self._max_machines
@@ -132,12 +233,15 @@ class Search:
         known = self.best_by_count.get(len(order))
         floor = 0.0 if known is None or self.best is None else self.best.worth.score
         found = best_cut(self._request, order, floor)
-        if found is None:
-            return
+        if found is not None:
+            self._consider(found)
+
+    def _consider(self, found: Found) -> None:
+        known = self.best_by_count.get(len(found.stages))
         if self.best is None or found.rank < self.best.rank:
             self.best = found
         if known is None or found.rank < known.rank:
-            self.best_by_count[len(order)] = found
+            self.best_by_count[len(found.stages)] = found
 
     def _every_order(self) -> Iterator[_Candidate]:
         for machines in range(self._min_machines, self._max_machines + 1):
@@ -145,80 +249,6 @@ class Search:
                 ring_s = self._hops.ring_s([offer.node for offer in order])
                 if ring_s < inf and _has_room(self._request, order):
                     yield _Candidate(_bound(self._request, order, ring_s), machines, partial(tuple, order))
-
-    def _every_ring(self) -> Iterator[_Candidate]:
-        offers = list(self._offers.values())
-        table = RingTable(list(self._offers), self._hops)
-        for mask, last, ring_s in table.ends():
-            chosen = [offer for i, offer in enumerate(offers) if mask >> i & 1 and i != last]
-            chosen.append(offers[last])
-            if self._allows(len(chosen)) and _has_room(self._request, chosen):
-                yield _Candidate(
-                    _bound(self._request, chosen, ring_s),
-                    len(chosen),
-                    partial(self._walk, table, mask, last),
-                )
-
-    def _walk(self, table: RingTable, mask: int, last: int) -> list[NodeCapacity]:
-        return self._named(table.order(mask, last))
-
-    def _named(self, nodes: Iterable[str]) -> list[NodeCapacity]:
-        return [self._offers[node] for node in nodes]
-
-    def _climb(self) -> None:
-        offers = list(self._offers.values())
-        lists = [
-            sorted(offers, key=lambda offer: offer.seconds_per_byte),
-            sorted(offers, key=lambda offer: self._hops.entry_s(offer.node)),
-            sorted(offers, key=lambda offer: -offer.memory_bytes),
-        ]
-        for machines in filter(self._allows, _spread(self._max_machines)):
-            for ranked in lists:
-                if self._is_over() or self._has_done_enough():
-                    return
-                self._try_subset([offer.node for offer in ranked[:machines]])
-        tries, current = 0, self.best
-        while current is not None and tries < _CLIMB_LIMIT:
-            before = current
-            for nodes in self._neighbours([stage.node for stage in before.stages]):
-                tries += 1
-                self._try_subset(nodes)
-                if self._is_over():
-                    return
-                if self.best is not before or tries >= _CLIMB_LIMIT:
-                    break
-            current = self.best if self.best is not before else None
-
-    def _neighbours(self, nodes: list[str]) -> Iterator[list[str]]:
-        outside = [node for node in self._offers if node not in nodes]
-        if self._allows(len(nodes) - 1):
-            yield from ([*nodes[:i], *nodes[i + 1 :]] for i in range(len(nodes)))
-        if self._allows(len(nodes) + 1):
-            yield from ([*nodes, node] for node in outside)
-        yield from ([*nodes[:i], node, *nodes[i + 1 :]] for node in outside for i in range(len(nodes)))
-
-    def _try_subset(self, nodes: Sequence[str]) -> None:
-        chosen = self._named(sorted(nodes))
-        if not _has_room(self._request, chosen):
-            return
-        # Were there no hops at all: this is far cheaper to see than the shortest ring.
-        if self.best is not None and self._most(chosen) <= self.best.worth.score:
-            return
-        limit = _QUICK_EXACT_RINGS if self._is_quick else EXACT_LIMIT
-        self.work += len(chosen) ** 2 // 8
-        order = choose_order([offer.node for offer in chosen], self._hops, limit)
-        if order is None:
-            return
-        ring_s = self._hops.ring_s(order)
-        for way in (order, order[::-1]):
-            offers = self._named(way)
-            if self.best is None or _bound(self._request, offers, ring_s) > self.best.worth.score:
-                self._try(offers)
-
-    def _most(self, chosen: Sequence[NodeCapacity]) -> float:
-        """What these machines could be worth at most, whichever of them is the last."""
-        last = min(chosen, key=lambda offer: offer.seconds_per_byte)
-        return _bound(self._request, [*(offer for offer in chosen if offer is not last), last], 0.0)
 
     def _weigh_filled(self) -> None:
         """When memory is tight: orders chosen for how well they fill, not for how fast they are."""
@@ -238,7 +268,7 @@ def filling_orders(offers: Iterable[NodeCapacity]) -> Iterator[list[NodeCapacity
     largest = sorted(offers, key=lambda offer: (-offer.memory_bytes, offer.node))
     yield largest
     yield largest[::-1]
-    for i, offer in enumerate(largest):
+    for i, offer in enumerate(largest[:_FILLED_ENDS]):
         others = largest[:i] + largest[i + 1 :]
         yield [offer, *others]
         yield [*others, offer]
@@ -249,6 +279,8 @@ def best_cut(request: Request, order: Sequence[NodeCapacity], floor: float = 0.0
 
     None when memory does not suffice, or when no cut can be worth as much as `floor`.
     """
+    if len(order) > _ALL_ORDERS_LIMIT:
+        return _best_cut_by_arrays(request, order)
     sizes, machines = request.sizes, count_machines(order)
     ring_s = hops_of(request).ring_s([offer.node for offer in order])
 
@@ -275,6 +307,24 @@ def best_cut(request: Request, order: Sequence[NodeCapacity], floor: float = 0.0
         for stages in (_assign(order, edges) for edges in cuts if edges is not None)
     ]
     return min(found, key=lambda each: (each.rank, [stage.stop for stage in each.stages]))
+
+
+def _best_cut_by_arrays(request: Request, order: Sequence[NodeCapacity]) -> Found | None:
+    space, indices = space_of(replace(request, offers=tuple(order))), range(len(order))
+    edges = best_edges(OrderCosts(space), np.arange(len(order)))
+    return None if edges is None else _found_by_arrays(space, order, indices, edges, request.policy)
+
+
+def _found_by_arrays(
+    space: SearchSpace,
+    chosen: Sequence[NodeCapacity],
+    order: Sequence[int],
+    edges: Edges,
+    policy: PlacementPolicy,
+) -> Found:
+    latency_s, bottleneck_s = space.times(order, edges)
+    worth = score_of(latency_s, bottleneck_s, count_machines(chosen), policy)
+    return Found(_assign(chosen, edges), worth)
 
 
 def _tolerable_s(latency_s: float, machines: int, policy: PlacementPolicy, floor: float) -> float:
@@ -331,10 +381,10 @@ def _bound(request: Request, order: Sequence[NodeCapacity], ring_s: float) -> fl
     return score_of(latency_s, bottleneck_s, count_machines(order), request.policy).score
 
 
-def _spread(limit: int) -> list[int]:
-    """1, 2, 3, … growing in steps of about a fifth, up to and with the limit."""
-    counts, count = [], 1
-    while count < limit:
-        counts.append(count)
-        count = max(count + 1, count * 6 // 5)
-    return [*counts, limit]
+def _times(boxes: Sequence[Box], most: int) -> list[float]:
+    """Times of the slowest stage that differ, the most promising first."""
+    chosen: list[float] = []
+    for box in boxes:
+        if len(chosen) < most and all(not 0.97 < box.slow_s / known < 1.03 for known in chosen):
+            chosen.append(box.slow_s)
+    return chosen

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
-from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 
 from shardcompute.control.placement.capacities import NodeCapacity, Request
-from shardcompute.control.policy import PlacementPolicy
+from shardcompute.control.placement.link_tables import link_table
 from shardcompute.control.sizes import Sizes
 from shardcompute.control.solver.space import Floats, Ints, Objective, SearchSpace
-from shardcompute.control.state import MeasuredLink
 
 
 @lru_cache(maxsize=16)
@@ -64,7 +60,7 @@ def _reaches(offers: Sequence[NodeCapacity], sizes: Sizes) -> tuple[Ints, Ints, 
 
 def _matrices(request: Request) -> tuple[Floats, Floats]:
     """Hops between all machines and, last, the driver; and how long a row keeps each link busy."""
-    lines = _lines_of(request.links, request.policy)
+    lines = link_table(request.links).matrices(request.policy)
     nodes = [*(offer.node for offer in request.offers), request.driver]
     at = np.array([lines.index.get(node, -1) for node in nodes], np.int64)
     frame_bytes = request.model.hidden * request.policy.activation_bytes
@@ -76,49 +72,3 @@ def _matrices(request: Request) -> tuple[Floats, Floats]:
     # The way back has only tokens, which weigh nothing.
     hops[:-1, -1] = half_s[:-1, -1]
     return hops, transfers
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """Measured links as matrices; the last row and column are those of a machine that nobody has measured."""
-
-    index: dict[str, int]
-    rtt_s: Floats
-    """Infinite where a link is closed."""
-    bytes_per_s: Floats
-
-
-class _LinesCache:
-    """The matrices of the newest links: the same tuple is asked for again and again, and takes long to hash."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._kept: list[tuple[tuple[MeasuredLink, ...], tuple[float, float], _Lines]] = []
-        self._lock = Lock()
-
-    def find(self, links: tuple[MeasuredLink, ...], policy: PlacementPolicy) -> _Lines:
-        defaults = (policy.default_rtt_s, policy.default_bytes_per_s)
-        with self._lock:
-            for kept, of, lines in self._kept:
-                if of == defaults and (kept is links or kept == links):
-                    return lines
-        lines = _make_lines(links, *defaults)
-        with self._lock:
-            self._kept = [(links, defaults, lines), *self._kept][: self._size]
-        return lines
-
-
-_lines_of = _LinesCache(4).find
-
-
-def _make_lines(links: tuple[MeasuredLink, ...], rtt_s: float, bytes_per_s: float) -> _Lines:
-    names = dict.fromkeys(name for link in links for name in (link.a, link.b))
-    index = {name: i for i, name in enumerate(names)}
-    count = len(index) + 1
-    rtts, rates = np.full((count, count), rtt_s), np.full((count, count), bytes_per_s)
-    a = np.fromiter((index[link.a] for link in links), np.int64, len(links))
-    b = np.fromiter((index[link.b] for link in links), np.int64, len(links))
-    measured = np.fromiter((link.rtt_s if link.is_open else inf for link in links), np.float64, len(links))
-    rates[a, b] = rates[b, a] = np.fromiter((link.bytes_per_s for link in links), np.float64, len(links))
-    rtts[a, b] = rtts[b, a] = measured
-    return _Lines(index, rtts, rates)

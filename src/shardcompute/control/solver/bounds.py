@@ -46,6 +46,9 @@ class Box:
     most: int
     fast_s: float
     slow_s: float
+    latency_s: float
+    price: float
+    """The best for its machines that was tried, see `Relaxation`."""
 
     def __lt__(self, other: Box) -> bool:
         return (self.cost, self.least, self.fast_s) < (other.cost, other.least, other.fast_s)
@@ -96,34 +99,49 @@ class Relaxation:
         totals[ending <= 0] = -inf
         return np.asarray(totals.max(axis=1) >= self._work * (1 - _ROUNDING), np.bool_)
 
-    def latency_s(self, times_s: Floats, least: int) -> Floats:
-        """The least time of one token for at least so many machines, for each time that no stage may exceed."""
+    def latency_s(
+        self, times_s: Floats, least: int, most: int, prices: tuple[float, ...]
+    ) -> tuple[Floats, float]:
+        """The least time of one token for so many machines, for each time that no stage may exceed; and which of the
+        prices says so."""
         space = self.space
         capacity = self.capacities(times_s[:, None], self._room)
-        rows = [row for price in self._prices(least) for row in [self._priced(price, least)]]
-        rows.append((space.overhead_s, float(self._forest[least])))
-        extra = np.stack([fixed for fixed, _ in rows])
-        constants = np.array([constant for _, constant in rows])
+        priced = [self._priced(price, least, most) for price in prices]
+        charge = max(0.0, -prices[0])
+        priced.append((space.overhead_s, float(self._forest[least])))
+        if charge > 0:
+            priced.append((space.overhead_s + charge, float(self._forest[least]) - charge * most))
+        extra = np.stack([fixed for fixed, _ in priced])
+        constants = np.array([constant for _, constant in priced])
         with np.errstate(divide="ignore", invalid="ignore"):
             each = space.seconds_per_byte * self._unit + extra[None] / capacity[:, None]
-        each[np.isnan(each)] = inf
+        each[~np.isfinite(each)] = inf
         order = np.argsort(each, axis=2)
         sizes = np.take_along_axis(np.broadcast_to(capacity[:, None], each.shape), order, axis=2)
-        prices = np.take_along_axis(each, order, axis=2)
-        before = np.cumsum(sizes, axis=2) - sizes
-        taken = np.clip(self._work - before, 0, sizes)
-        costs = np.where(taken > 0, taken * np.where(np.isinf(prices), 0.0, prices), 0.0).sum(axis=2)
-        costs[np.where(np.isinf(prices), 0.0, taken).sum(axis=2) < self._work * (1 - 1e-6)] = inf
-        return np.asarray((costs + constants).max(axis=1) + float(self._head_s.min()), np.float64)
+        rates = np.take_along_axis(each, order, axis=2)
+        taken = np.clip(self._work - (np.cumsum(sizes, axis=2) - sizes), 0, sizes)
+        taken[np.isinf(rates)] = 0.0
+        costs = (taken * np.where(np.isinf(rates), 0.0, rates)).sum(axis=2)
+        costs[taken.sum(axis=2) < self._work * (1 - 1e-6)] = inf
+        bounds = costs + constants
+        best = int(np.argmax(bounds[0, : len(prices)]))
+        return np.asarray(bounds.max(axis=1) + float(self._head_s.min()), np.float64), prices[best]
 
-    def _prices(self, least: int) -> list[float]:
-        """What a machine may be paid for taking part: any such price gives a bound, see `_priced`."""
+    def first_prices(self, least: int) -> tuple[float, ...]:
+        """What a machine may be paid for taking part, or charged: any such price gives a bound, see `_priced`."""
         full = float(self._sorted_fixed[least - 1])
-        return [0.0, full / 2, full] if full < inf else [0.0]
+        paid = (full / 2, full) if full < inf else ()
+        stage_s = float(
+            np.median(self.space.seconds_per_byte * self._unit * np.minimum(self._room, self._work))
+        )
+        return (0.0, *paid, *(-stage_s * part for part in (0.1, 0.25, 0.5, 1.0)))
 
-    def _priced(self, price: float, least: int) -> tuple[Floats, float]:
-        """What taking part costs beyond the price, and what all pay: at least so many are paid it, and those for which
-        it is more than enough take part anyway (a Lagrangean relaxation of their number)."""
+    def _priced(self, price: float, least: int, most: int) -> tuple[Floats, float]:
+        """What taking part costs beyond the price, and what all pay together. Paid: at least so many get it, and those
+        for whom it is more than enough take part anyway. Charged: at most so many pay it. (A Lagrangean relaxation of
+        their number.)"""
+        if price < 0:
+            return self._fixed - price, price * most + self._driver_s
         beyond = np.maximum(self._fixed - price, 0.0)
         gained = np.minimum(self._sorted_fixed - price, 0.0).sum()
         return beyond, float(price * least + gained) + self._driver_s
@@ -137,32 +155,33 @@ class Relaxation:
         low = self.least
         while low <= self.most:
             high = min(self.most, max(low, low * 5 // 4))
-            yield from self.weigh(low, high, [fast_s, max(slow_s, fast_s)])
+            yield from self.weigh(low, high, [fast_s, max(slow_s, fast_s)], self.first_prices(low))
             low = high + 1
 
-    def weigh(self, least: int, most: int, times_s: list[float]) -> Iterator[Box]:
+    def weigh(self, least: int, most: int, times_s: list[float], prices: tuple[float, ...]) -> Iterator[Box]:
         """Boxes between these times, without those in which nothing fits."""
         slow_s = np.array(times_s[1:])
         possible = self.can_within(slow_s, most)
         if not possible.any():
             return
-        latency_s = self.latency_s(slow_s, least)
-        for i in np.flatnonzero(possible):
-            cost = self.space.objective.cost(float(latency_s[i]), times_s[i], least)
+        latency_s, price = self.latency_s(slow_s[possible], least, most, prices)
+        for i, seconds in zip(np.flatnonzero(possible), latency_s, strict=True):
+            cost = self.space.objective.cost(float(seconds), times_s[i], least)
             if cost < inf:
-                yield Box(cost, least, most, times_s[i], times_s[i + 1])
+                yield Box(cost, least, most, times_s[i], times_s[i + 1], float(seconds), price)
 
     def parts(self, box: Box) -> Iterator[Box]:
         """The same layouts in smaller boxes."""
         objective = self.space.objective
         by_count = (box.most - box.least) * objective.machine_cost
         by_time = (1 - objective.latency_weight) * log(box.slow_s / box.fast_s)
+        prices = (box.price, 0.7 * box.price, 1.4 * box.price)
         if box.most > box.least and by_count >= by_time:
             middle = (box.least + box.most) // 2
-            yield from self.weigh(box.least, middle, [box.fast_s, box.slow_s])
-            yield from self.weigh(middle + 1, box.most, [box.fast_s, box.slow_s])
+            yield from self.weigh(box.least, middle, [box.fast_s, box.slow_s], prices)
+            yield from self.weigh(middle + 1, box.most, [box.fast_s, box.slow_s], prices)
         else:
-            yield from self.weigh(box.least, box.most, _between(box.fast_s, box.slow_s))
+            yield from self.weigh(box.least, box.most, _between(box.fast_s, box.slow_s), prices)
 
     def width(self, box: Box) -> float:
         """By how much the cost of a box could grow if it were split for ever."""
@@ -194,7 +213,7 @@ def bound_layouts(
     heap = list(relaxation.boxes())
     if not heap:
         return None, []
-    latency_s = min(float(relaxation.latency_s(np.array([box.slow_s]), box.least)[0]) for box in heap)
+    latency_s = min(box.latency_s for box in heap)
     heapq.heapify(heap)
     for _ in range(_SPLITS):
         if relaxation.width(heap[0]) < _NARROW:

@@ -25,10 +25,14 @@ def grow_ring(
     count, hops = space.count, space.hops
     is_free = (limits > 0) if allowed is None else (limits > 0) & allowed
     fixed = space.overhead_s + machine_s * space.machines
-    ring, detours = [count, count], [_detours(hops, count, count, 0.0)]
-    left = space.layers
-    for step in range(min(most or space.layers, space.layers)):
-        table = np.stack(detours)
+    ring, left = [count, count], space.layers
+    most = min(most or space.layers, space.layers, int(is_free.sum()))
+    detours = np.empty((most + 1, count))
+    """Of each machine on each link, in no particular order."""
+    links = [(count, count)]
+    detours[0] = _detours(hops, count, count, 0.0)
+    for step in range(most):
+        table = detours[: step + 1]
         shortest = table.min(axis=0)
         taken = np.clip(limits, 1, max(1, left))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -38,12 +42,12 @@ def grow_ring(
         if not prices[chosen] < np.inf:
             break
         at = int(np.argmin(table[:, chosen]))
-        before, after = ring[at], ring[at + 1]
-        ring.insert(at + 1, chosen)
-        detours[at : at + 1] = [
-            _detours(hops, before, chosen, float(hops[before, chosen])),
-            _detours(hops, chosen, after, float(hops[chosen, after])),
-        ]
+        before, after = links[at]
+        ring.insert(ring.index(before) + 1, chosen)
+        links[at] = (before, chosen)
+        links.append((chosen, after))
+        detours[at] = _detours(hops, before, chosen, float(hops[before, chosen]))
+        detours[step + 1] = _detours(hops, chosen, after, float(hops[chosen, after]))
         is_free[chosen] = False
         left -= int(limits[chosen])
         if left <= 0:

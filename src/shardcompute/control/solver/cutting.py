@@ -1,7 +1,7 @@
 """Cuts of the layers over machines in a given order, for many times of the slowest stage at once.
 
-Where layers are alike the fastest machines are simply filled first. Where they differ, a dynamic programme over machines
-and layers: the best start of a stage for each stop is a minimum over a window, looked up in tables of minima.
+Where layers are alike the fastest machines are simply filled first. Where they differ, a dynamic programme over
+machines and layers: the best start of a stage for each stop is a minimum over a window, looked up in tables of minima.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from shardcompute.control.solver.space import Floats, Ints, OrderCosts, SearchSp
 
 Edges = tuple[int, ...]
 _SLACK = 1 + 1e-9
+_GRID = 10
+_ROUNDS = 3
 
 
 def cut_order(costs: OrderCosts, order: Ints, bounds_s: Floats) -> list[Edges | None]:
@@ -23,11 +25,30 @@ def cut_order(costs: OrderCosts, order: Ints, bounds_s: Floats) -> list[Edges | 
     return _cut_unlike(costs.space, order, bounds_s)
 
 
-def stage_times(space: SearchSpace, order: Ints, edges: Edges) -> Floats:
-    ends = np.array(edges)
-    work = space.work_before[ends[1:]] - space.work_before[ends[:-1]]
-    work[-1] += space.head_work
-    return np.asarray(space.overhead_s[order] + space.seconds_per_byte[order] * work, np.float64)
+def best_edges(costs: OrderCosts, order: Ints) -> Edges | None:
+    """The cut of most worth for machines in this order, among many times of the slowest stage; None where none fits."""
+    space = costs.space
+    shortest = cut_order(costs, order, np.array([1e15]))[0]
+    if shortest is None:
+        return None
+    speeds = 1 / space.seconds_per_byte[order]
+    work = float(space.work_before[-1]) + space.head_work
+    low = (work + float((space.overhead_s[order] * speeds).sum())) / float(speeds.sum())
+    high = float(space.stage_times(order, shortest).max())
+    known: dict[Edges, float] = {shortest: _cost(space, order, shortest)}
+    for _ in range(_ROUNDS):
+        times = np.geomspace(low, max(low, high), _GRID)
+        found = cut_order(costs, order, times)
+        costed = [inf if edges is None else _cost(space, order, edges) for edges in found]
+        known.update((edges, cost) for edges, cost in zip(found, costed, strict=True) if edges is not None)
+        best = int(np.argmin(costed))
+        low, high = float(times[max(0, best - 1)]), float(times[min(len(times) - 1, best + 1)])
+    return min(known, key=lambda edges: (known[edges], edges))
+
+
+def _cost(space: SearchSpace, order: Ints, edges: Edges) -> float:
+    latency_s, bottleneck_s = space.times(order, edges)
+    return space.objective.cost(latency_s, bottleneck_s, float(space.machines[order].sum()))
 
 
 def _cut_alike(costs: OrderCosts, order: Ints, bounds_s: Floats) -> list[Edges | None]:

@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from shardcompute.control.solver.cutting import Edges, stage_times, window_minima
+from shardcompute.control.solver.cutting import Edges, window_minima
 from shardcompute.control.solver.space import Floats, Ints, SearchSpace
 
 EXACT_LIMIT = 12
@@ -139,14 +139,7 @@ class LayoutTable:
         return order[::-1], edges[::-1]
 
     def _layout(self, order: list[int], edges: Edges) -> ExactLayout:
-        chosen = np.array(order)
-        times = stage_times(self._space, chosen, edges)
-        return ExactLayout(
-            tuple(order),
-            edges,
-            float(times.sum()) + self._space.ring_s(chosen),
-            max(float(times.max()), self._space.busiest_s(chosen)),
-        )
+        return ExactLayout(tuple(order), edges, *self._space.times(order, edges))
 
 
 def fastest_layout(

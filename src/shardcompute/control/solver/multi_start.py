@@ -15,12 +15,19 @@ import numpy as np
 from shardcompute.control.solver.bounds import Box
 from shardcompute.control.solver.construction import grow_ring
 from shardcompute.control.solver.local_search import LocalSearch
-from shardcompute.control.solver.space import CountedOrder, Floats, Ints, OrderCosts, SearchSpace, layer_limits
+from shardcompute.control.solver.space import (
+    CountedOrder,
+    Floats,
+    Ints,
+    OrderCosts,
+    SearchSpace,
+    layer_limits,
+)
 
 QUICK_STEPS = 60
 """Rounds of local search of a quick answer."""
-_TIMES = 3
-_SEEDS = 4
+_TIMES = 2
+_SEEDS = 3
 _IMPROVED = 3
 _GRID = 16
 
@@ -55,12 +62,12 @@ def search_orders(
         seen.add(start.found.order)
         better = search.improve(list(start.found.order), start.bound_s, start.limits)
         if better.cost < np.inf:
-            better = costs.judge(better.order, times_around(space, start.bound_s))
+            better = costs.judge(better.order, times_around(start.bound_s))
             found[better.order] = better
     return sorted(found.values(), key=lambda each: (each.cost, each.order))
 
 
-def times_around(space: SearchSpace, bound_s: float) -> Floats:
+def times_around(bound_s: float) -> Floats:
     """Times of the slowest stage to judge an order by: near this one, and far beyond."""
     return np.append(bound_s * np.geomspace(0.7, 3.0, _GRID), 1e12)
 
@@ -73,7 +80,7 @@ def _starts(costs: OrderCosts, boxes: Sequence[Box], least: int, most: int | Non
         for seed in _seeds(costs, limits):
             order = grow_ring(costs, limits, machine_s, seed, None, most)
             if order is not None and len(order) >= least:
-                found = costs.judge(order, times_around(space, bound_s))
+                found = costs.judge(order, times_around(bound_s))
                 if found.cost < np.inf:
                     yield _Start(found, bound_s, limits)
 

@@ -96,6 +96,17 @@ class SearchSpace:
         ring = self._ring(order)
         return float(self.transfers[ring[:-2], ring[1:-1]].max())
 
+    def times(self, order: npt.ArrayLike, edges: npt.ArrayLike) -> tuple[float, float]:
+        """Latency and slowest stage or link of a layout."""
+        stages_s = self.stage_times(order, edges)
+        return float(stages_s.sum()) + self.ring_s(order), max(float(stages_s.max()), self.busiest_s(order))
+
+    def stage_times(self, order: npt.ArrayLike, edges: npt.ArrayLike) -> Floats:
+        chosen, ends = np.asarray(order, np.int64), np.asarray(edges, np.int64)
+        work = self.work_before[ends[1:]] - self.work_before[ends[:-1]]
+        work[-1] += self.head_work
+        return np.asarray(self.overhead_s[chosen] + self.seconds_per_byte[chosen] * work, np.float64)
+
     def _ring(self, order: npt.ArrayLike) -> Ints:
         return np.concatenate(([self.count], np.asarray(order, np.int64), [self.count]))
 

@@ -1,0 +1,170 @@
+"""The placement benchmark: all methods take turns on the same clusters; their layouts are cut and judged alike.
+
+A layout's value is what it is worth of the lower bound's worth: 100 % cannot be had by less than luck of the bound, and
+less says only that nobody has shown better to be impossible.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+
+from shardcompute.bench.placement.instances import drift, make_instance
+from shardcompute.bench.placement.library import KEYS, SchemeLibrary
+from shardcompute.bench.placement.methods import METHODS, Problem, place_by_local_search, spread_times
+from shardcompute.bench.report import Result, Say
+from shardcompute.control.placement.place import Placement, place
+from shardcompute.control.placement.search_space import space_of
+from shardcompute.control.policy import PlacementPolicy
+from shardcompute.control.solver.bounds import Bound, bound_layouts
+from shardcompute.control.solver.cutting import best_edges
+from shardcompute.control.solver.space import OrderCosts
+
+_LIBRARY_SEED = 1000
+PLAN = "plan"
+"""All that `plan` and the coordinator do: arrays, bound, search, cuts, and reasons in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementBench:
+    machines: Sequence[int]
+    rooms: Sequence[str]
+    seeds: int
+    budget_s: float
+    methods: Sequence[str]
+    latency_weight: float
+    schemes: int
+    drifts: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one method did with one cluster."""
+
+    method: str
+    machines: int
+    room: str
+    seed: int
+    cpu_s: float
+    value: float | None
+    """Of the bound; None where no layout was found."""
+
+
+def run_placement_bench(bench: PlacementBench, say: Say) -> tuple[list[Result], list[Run]]:
+    """Medians over clusters, and every run."""
+    policy = PlacementPolicy(latency_weight=bench.latency_weight)
+    runs: list[Run] = []
+    for machines in bench.machines:
+        for room in bench.rooms:
+            for seed in range(bench.seeds):
+                say(f"{machines} machines, {room}, cluster {seed + 1} of {bench.seeds}")
+                runs += _measure(bench, policy, machines, room, seed)
+    libraries = [
+        result
+        for machines in bench.machines
+        for room in bench.rooms
+        for result in measure_library(bench, policy, machines, room, say)
+    ]
+    return [*_medians(runs), *libraries], runs
+
+
+def _measure(
+    bench: PlacementBench, policy: PlacementPolicy, machines: int, room: str, seed: int
+) -> Iterator[Run]:
+    request = make_instance(machines, room, seed, policy)
+    if PLAN in bench.methods:
+        started_s = time.process_time()
+        plan = place(request)
+        planned_s = time.process_time() - started_s
+    space = space_of(request)
+    costs = OrderCosts(space)
+    bound = bound_layouts(space)[0]
+    if PLAN in bench.methods:
+        score = plan.score if isinstance(plan, Placement) and bound is not None else None
+        value = None if score is None or bound is None else score / bound.score
+        yield Run(PLAN, machines, room, seed, planned_s, value)
+    for name in (each for each in METHODS if each in bench.methods):
+        problem = Problem(costs, seed, bench.budget_s)
+        started_s = time.process_time()
+        order = METHODS[name](problem)
+        spent_s = time.process_time() - started_s
+        yield Run(name, machines, room, seed, spent_s, _value(costs, order, bound))
+
+
+def _value(costs: OrderCosts, order: Sequence[int] | None, bound: Bound | None) -> float | None:
+    """Of the bound, with the best cut for this order."""
+    edges = None if order is None else best_edges(costs, np.array(order))
+    if order is None or edges is None or bound is None:
+        return None
+    latency_s, bottleneck_s = costs.space.times(order, edges)
+    return exp(-costs.space.objective.cost(latency_s, bottleneck_s, len(order))) / bound.score
+
+
+def _medians(runs: Sequence[Run]) -> Iterator[Result]:
+    seen = dict.fromkeys((run.method, run.machines, run.room) for run in runs)
+    for method, machines, room in seen:
+        alike = [run for run in runs if (run.method, run.machines, run.room) == (method, machines, room)]
+        values = [run.value for run in alike if run.value is not None]
+        labels = {"method": method, "machines": machines, "room": room}
+        if values:
+            yield Result("value of the bound", 100 * statistics.median(values), "%", labels)
+            yield Result("worst value", 100 * min(values), "%", labels)
+        if values or method != "exact":
+            yield Result("found", len(values), f"of {len(alike)} clusters", labels)
+            yield Result("CPU time", 1000 * statistics.median(run.cpu_s for run in alike), "ms", labels)
+
+
+def measure_library(
+    bench: PlacementBench, policy: PlacementPolicy, machines: int, room: str, say: Say
+) -> Iterator[Result]:
+    """Layouts of several clusters, recalled for the same clusters after their links have changed, and for others."""
+    if not bench.schemes:
+        return
+    say(f"{machines} machines, {room}: a library of {bench.schemes} layouts")
+    requests = [make_instance(machines, room, _LIBRARY_SEED + i, policy) for i in range(bench.schemes)]
+    known = [(i, request, _solved(OrderCosts(space_of(request)))) for i, request in enumerate(requests)]
+    kept = [(i, request, order) for i, request, order in known if order is not None]
+    for name, fingerprint in KEYS.items():
+        library = SchemeLibrary(fingerprint)
+        for _, request, order in kept:
+            library.add(space_of(request), order)
+        strangers = [make_instance(machines, room, 2 * _LIBRARY_SEED + i, policy) for i in range(len(kept))]
+        asked = {
+            f"after {spread:.0%} drift": [drift(r, spread, i) for i, r, _ in kept] for spread in bench.drifts
+        }
+        for what, queries in {**asked, "another cluster": strangers}.items():
+            answers = [_recalled(library, OrderCosts(space_of(each))) for each in queries]
+            labels = {"method": name, "machines": machines, "room": room, "asked": what}
+            hits = sum(at == i for i, (at, _, _) in enumerate(answers))
+            yield Result("regret", 100 * statistics.median(regret for _, regret, _ in answers), "%", labels)
+            yield Result(
+                "CPU time of a recall", 1000 * statistics.median(s for _, _, s in answers), "ms", labels
+            )
+            if what != "another cluster":
+                yield Result("right cluster", 100 * hits / max(1, len(answers)), "%", labels)
+
+
+def _solved(costs: OrderCosts) -> tuple[int, ...] | None:
+    return place_by_local_search(Problem(costs, 0, 0.0))
+
+
+def _recalled(library: SchemeLibrary, costs: OrderCosts) -> tuple[int, float, float]:
+    """Which scheme, how much less it is worth than a layout computed anew, and the CPU time of finding it."""
+    started_s = time.process_time()
+    at, recalled = library.recall(costs, spread_times(costs.space))
+    spent_s = time.process_time() - started_s
+    worth = _worth(costs, recalled.order if recalled.cost < np.inf else None)
+    fresh = _worth(costs, _solved(costs))
+    return at, 1 - worth / fresh if fresh > 0 else 0.0, spent_s
+
+
+def _worth(costs: OrderCosts, order: Sequence[int] | None) -> float:
+    edges = None if order is None else best_edges(costs, np.array(order))
+    if order is None or edges is None:
+        return 0.0
+    return exp(-costs.space.objective.cost(*costs.space.times(order, edges), len(order)))
