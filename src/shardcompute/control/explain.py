@@ -8,6 +8,7 @@ from typing import Literal
 
 from shardcompute.backends.exactness import describe_exactness, parse_class, with_kv
 from shardcompute.control.decisions import place_next_chain
+from shardcompute.control.placement.gaps import PlanGap
 from shardcompute.control.placement.place import PlacedStage, Placement, Unplaceable, asked_in_words
 from shardcompute.control.placement.rank_groups import rank_shortage
 from shardcompute.control.placement.request import placement_request
@@ -78,9 +79,10 @@ def explain_plan(
     devices: Mapping[str, str] | None = None,
     sources: Mapping[str, str] | None = None,
     first_token_s: float | None = None,
+    gap: PlanGap | None = None,
 ) -> str:
     """A plan as text; `names` says what people call the nodes, `devices` on what those compute that are no CPUs,
-    `sources` how their speed is known."""
+    `sources` how their speed is known, `gap` how far it may be from the best."""
     if isinstance(plan, Unplaceable):
         return _explain_unplaceable(plan, model)
     called, on = names or {}, devices or {}
@@ -106,6 +108,8 @@ def explain_plan(
         f"expect {format_rate(plan.predicted_tokens_per_s_one_stream)} for one stream, "
         f"{format_rate(plan.predicted_tokens_per_s_many)} for many"
     )
+    if gap is not None:
+        lines.append(gap.told())
     if first_token_s is not None:
         lines.append(
             f"after a prompt of 1,000 tokens the first token comes in {format_seconds(first_token_s)}"

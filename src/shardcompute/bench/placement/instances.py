@@ -24,7 +24,7 @@ _KV_TOKENS = 16_384
 _KV_BYTES = 4096
 _FULL_RING = 48
 """Machines of the mean size would hold `room` times the model if they were so many, however many there are."""
-ROOMS = {"roomy": 4.0, "tight": 1.3}
+ROOMS = {"roomy": 4.0, "tight": 1.6}
 _KINDS = ((8e-11, 0.7), (2.5e-11, 1.0), (3.3e-12, 1.3))
 """Seconds a byte, and memory beside the mean."""
 

@@ -1,8 +1,8 @@
 """A library of layouts that were computed before, found again by a fingerprint of the machines' latencies.
 
 Two fingerprints, neither of which knows the machines' names: quantiles of all latencies, and persistent homology in
-dimension 0, which is the lengths of a minimum spanning tree's edges: at which distance groups of machines merge. A layout
-is kept by the machines' ranks in speed, so that it can be laid over other machines.
+dimension 0, which is the lengths of a minimum spanning tree's edges: at which distance groups of machines merge. A
+layout is kept by the machines' ranks in speed, so that it can be laid over other machines.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ def _log_quantiles(values: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class KeptLayout:
     key: Floats
     ranks: tuple[int, ...]
     """The order of a ring, each machine by its rank in speed."""
 
 
-class SchemeLibrary:
+class LayoutLibrary:
     def __init__(self, fingerprint: Fingerprint) -> None:
         self._fingerprint = fingerprint
-        self.schemes: list[Scheme] = []
+        self.layouts: list[KeptLayout] = []
 
     def add(self, space: SearchSpace, order: Sequence[int]) -> None:
         rank_of = np.argsort(_by_speed(space))
-        self.schemes.append(Scheme(self._fingerprint(space), tuple(int(rank_of[i]) for i in order)))
+        self.layouts.append(KeptLayout(self._fingerprint(space), tuple(int(rank_of[i]) for i in order)))
 
     def find(self, space: SearchSpace) -> int:
-        """Which scheme's key is nearest."""
+        """Which layout's key is nearest."""
         key = self._fingerprint(space)
-        return int(np.argmin([float(np.abs(each.key - key).sum()) for each in self.schemes]))
+        return int(np.argmin([float(np.abs(each.key - key).sum()) for each in self.layouts]))
 
     def recall(self, costs: OrderCosts, times_s: Floats) -> tuple[int, CountedOrder]:
-        """The nearest scheme, laid over these machines."""
+        """The nearest layout, laid over these machines."""
         at = self.find(costs.space)
         machines = _by_speed(costs.space)
-        order = [int(machines[rank]) for rank in self.schemes[at].ranks]
+        order = [int(machines[rank]) for rank in self.layouts[at].ranks]
         return at, costs.judge(order, times_s)
 
 

@@ -15,7 +15,7 @@ from math import exp
 import numpy as np
 
 from shardcompute.bench.placement.instances import drift, make_instance
-from shardcompute.bench.placement.library import KEYS, SchemeLibrary
+from shardcompute.bench.placement.library import KEYS, LayoutLibrary
 from shardcompute.bench.placement.methods import METHODS, Problem, place_by_local_search, spread_times
 from shardcompute.bench.report import Result, Say
 from shardcompute.control.placement.place import Placement, place
@@ -43,7 +43,7 @@ class PlacementBench:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MethodRun:
     """What one method did with one cluster."""
 
     method: str
@@ -55,10 +55,10 @@ class Run:
     """Of the bound; None where no layout was found."""
 
 
-def run_placement_bench(bench: PlacementBench, say: Say) -> tuple[list[Result], list[Run]]:
+def run_placement_bench(bench: PlacementBench, say: Say) -> tuple[list[Result], list[MethodRun]]:
     """Medians over clusters, and every run."""
     policy = PlacementPolicy(latency_weight=bench.latency_weight)
-    runs: list[Run] = []
+    runs: list[MethodRun] = []
     for machines in bench.machines:
         for room in bench.rooms:
             for seed in range(bench.seeds):
@@ -75,7 +75,7 @@ def run_placement_bench(bench: PlacementBench, say: Say) -> tuple[list[Result], 
 
 def _measure(
     bench: PlacementBench, policy: PlacementPolicy, machines: int, room: str, seed: int
-) -> Iterator[Run]:
+) -> Iterator[MethodRun]:
     request = make_instance(machines, room, seed, policy)
     if PLAN in bench.methods:
         started_s = time.process_time()
@@ -87,13 +87,13 @@ def _measure(
     if PLAN in bench.methods:
         score = plan.score if isinstance(plan, Placement) and bound is not None else None
         value = None if score is None or bound is None else score / bound.score
-        yield Run(PLAN, machines, room, seed, planned_s, value)
+        yield MethodRun(PLAN, machines, room, seed, planned_s, value)
     for name in (each for each in METHODS if each in bench.methods):
         problem = Problem(costs, seed, bench.budget_s)
         started_s = time.process_time()
         order = METHODS[name](problem)
         spent_s = time.process_time() - started_s
-        yield Run(name, machines, room, seed, spent_s, _value(costs, order, bound))
+        yield MethodRun(name, machines, room, seed, spent_s, _value(costs, order, bound))
 
 
 def _value(costs: OrderCosts, order: Sequence[int] | None, bound: Bound | None) -> float | None:
@@ -105,7 +105,7 @@ def _value(costs: OrderCosts, order: Sequence[int] | None, bound: Bound | None) 
     return exp(-costs.space.objective.cost(latency_s, bottleneck_s, len(order))) / bound.score
 
 
-def _medians(runs: Sequence[Run]) -> Iterator[Result]:
+def _medians(runs: Sequence[MethodRun]) -> Iterator[Result]:
     seen = dict.fromkeys((run.method, run.machines, run.room) for run in runs)
     for method, machines, room in seen:
         alike = [run for run in runs if (run.method, run.machines, run.room) == (method, machines, room)]
@@ -130,7 +130,7 @@ def measure_library(
     known = [(i, request, _solved(OrderCosts(space_of(request)))) for i, request in enumerate(requests)]
     kept = [(i, request, order) for i, request, order in known if order is not None]
     for name, fingerprint in KEYS.items():
-        library = SchemeLibrary(fingerprint)
+        library = LayoutLibrary(fingerprint)
         for _, request, order in kept:
             library.add(space_of(request), order)
         strangers = [make_instance(machines, room, 2 * _LIBRARY_SEED + i, policy) for i in range(len(kept))]
@@ -153,8 +153,8 @@ def _solved(costs: OrderCosts) -> tuple[int, ...] | None:
     return place_by_local_search(Problem(costs, 0, 0.0))
 
 
-def _recalled(library: SchemeLibrary, costs: OrderCosts) -> tuple[int, float, float]:
-    """Which scheme, how much less it is worth than a layout computed anew, and the CPU time of finding it."""
+def _recalled(library: LayoutLibrary, costs: OrderCosts) -> tuple[int, float, float]:
+    """Which layout, how much less it is worth than a layout computed anew, and the CPU time of finding it."""
     started_s = time.process_time()
     at, recalled = library.recall(costs, spread_times(costs.space))
     spent_s = time.process_time() - started_s

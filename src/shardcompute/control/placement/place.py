@@ -6,11 +6,10 @@ smaller ids. A machine that would not pay for its hops is left out with the reas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from math import inf
 
 from shardcompute.control.placement.capacities import NodeCapacity, Request
 from shardcompute.control.placement.cost_model import hops_of, stage_s
@@ -18,7 +17,7 @@ from shardcompute.control.placement.cuts import fill
 from shardcompute.control.placement.islands import asked_groups, ways_to_group
 from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.placement.rank_groups import offers_of, rank_shortage
-from shardcompute.control.placement.search import QUICK_WORK, Found, Search, best_cut, filling_orders
+from shardcompute.control.placement.search import QUICK_WORK, Found, Search, filling_orders
 from shardcompute.control.sizes import HeldSums, StageBytes, sums_of, usual_holding
 from shardcompute.control.state import Assignment, RankSeat
 from shardcompute.core.units import count_of, format_bytes, format_rate
@@ -147,6 +146,13 @@ def usable_offers(request: Request) -> tuple[NodeCapacity, ...]:
     return tuple(offer for offer in able if not offer.is_standby) or able
 
 
+def offers_for(request: Request, used: Container[str]) -> tuple[NodeCapacity, ...]:
+    """The machines among which these were chosen: standbys only where some of them are."""
+    able, _ = _filter(replace(request, offers=tuple(sorted(request.offers, key=lambda offer: offer.node))))
+    regulars = tuple(offer for offer in able if not offer.is_standby)
+    return able if any(offer.is_standby and offer.node in used for offer in able) else regulars
+
+
 def _rank_of(search: Search) -> tuple[float, int, tuple[str, ...]]:
     assert search.best is not None
     return search.best.rank
@@ -213,7 +219,7 @@ def _describe(
     )
     used = {node for each in found.stages for node in each.members}
     spare = [offer for offer in able if offer.node not in used]
-    unused = [(offer.node, _why_left_out(request, found, offer)) for offer in spare[:_EXPLAINED]]
+    unused = [(offer.node, _why_left_out(request, search, offer)) for offer in spare[:_EXPLAINED]]
     unused += [(offer.node, "the machines that were chosen do without it") for offer in spare[_EXPLAINED:]]
     return Placement(
         stages=stages,
@@ -288,28 +294,23 @@ def _score_words(search: Search, found: Found) -> list[str]:
     return words
 
 
-def _why_left_out(request: Request, found: Found, extra: NodeCapacity) -> str:
+def _why_left_out(request: Request, search: Search, extra: NodeCapacity) -> str:
     """What the chosen placement would become with this machine where it is nearest."""
-    asked = request.parallel
+    found, asked = search.best, request.parallel
+    assert found is not None
     if asked.tp > 1 and all(stage.ranks for stage in found.stages):
         return f"{asked} was asked for, and it would compute alone"
-    table = offers_of(request)
-    order = [table[stage] for stage in found.stages]
-    if len(order) >= request.sizes.layer_count:
+    if len(found.stages) >= request.sizes.layer_count:
         return "every layer has a machine of its own already"
-    hops = hops_of(request)
-    at = hops.nearest_link([each.node for each in order], extra.node)
-    nearest = [*order[:at], extra, *order[at:]]
-    is_open = hops.ring_s([each.node for each in nearest]) < inf
-    with_it = best_cut(replace(request, offers=tuple(nearest)), nearest) if is_open else None
+    with_it = search.with_one_more(extra)
     if with_it is None:
         return "it cannot be reached from the others, or no cut fits with it"
     if extra.is_standby:
         return "kept as standby"
     return (
         f"with it one stream would go from {format_rate(found.worth.one_stream)} "
-        f"to {format_rate(with_it.worth.one_stream)}, many from {format_rate(found.worth.many_streams)} "
-        f"to {format_rate(with_it.worth.many_streams)}: that does not pay"
+        f"to {format_rate(with_it.one_stream)}, many from {format_rate(found.worth.many_streams)} "
+        f"to {format_rate(with_it.many_streams)}: that does not pay"
     )
 
 

@@ -2,7 +2,7 @@
 
 All orders of up to 5 machines are considered, so that the result is exact for the cuts that are weighed. Beyond that
 the solver's arrays are asked (`control.solver`): a lower bound says what no layout can exceed and where to look; up to
-8 machines, or 12 in a thorough search, layouts are solved exactly for several times of the slowest stage; of more
+6 machines, or 12 in a thorough search, layouts are solved exactly for several times of the slowest stage; of more
 machines rings are grown greedily from several beginnings and improved by local search, and in a thorough search by
 annealing.
 
@@ -29,6 +29,7 @@ from shardcompute.control.placement.cuts import (
     fill,
     slowest_s,
 )
+from shardcompute.control.placement.rank_groups import offers_of
 from shardcompute.control.placement.search_space import space_of
 from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.sizes import Sizes
@@ -41,7 +42,7 @@ from shardcompute.control.solver.space import OrderCosts, SearchSpace
 from shardcompute.control.state import Assignment
 
 _ALL_ORDERS_LIMIT = 5
-_QUICK_EXACT_LIMIT = 8
+_QUICK_EXACT_LIMIT = 6
 _BOUNDS = 5
 """How many compromises between the fastest slowest stage and the smallest sum are weighed."""
 QUICK_WORK = 350
@@ -50,7 +51,7 @@ _STEP_WORK = 6
 """What a round of local search counts for."""
 _THOROUGH_STEPS = 600
 _FILLED_ENDS = 64
-_CUT_FOR = 3
+_CUT_FOR = 2
 """Of the orders that a search found, so many are cut for."""
 _WALKS = 8
 _WALK_MOVES = 60_000
@@ -145,7 +146,7 @@ class Search:
         is_few = len(self._offers) <= (_QUICK_EXACT_LIMIT if self._is_quick else EXACT_LIMIT)
         if is_few:
             self._solve_exactly()
-        if not is_few or self.best is None:
+        if not is_few or self.best is None or self._is_quick:
             self._climb(self._quick_work // _STEP_WORK)
         if not is_few and not self._is_quick and not self._is_over():
             self._climb(_THOROUGH_STEPS)
@@ -191,6 +192,32 @@ class Search:
                 self._costs, bound_s, walk, least=self._min_machines, most=self._max_machines
             )
             self._try_order(annealing.improve(start, _WALK_MOVES, self._is_over).order)
+
+    def with_one_more(self, extra: NodeCapacity) -> Score | None:
+        """What the best would do with one more machine where that is nearest; None where nothing fits then."""
+        if self.best is None:
+            return None
+        if len(self._offers) > _ALL_ORDERS_LIMIT and extra.node in self._offers:
+            return self._with_index(self._order_of(self.best), list(self._offers).index(extra.node))
+        order = [offers_of(self._request)[stage] for stage in self.best.stages]
+        at = self._hops.nearest_link([offer.node for offer in order], extra.node)
+        wider = [*order[:at], extra, *order[at:]]
+        if self._hops.ring_s([offer.node for offer in wider]) == inf:
+            return None
+        found = best_cut(replace(self._request, offers=tuple(wider)), wider)
+        return None if found is None else found.worth
+
+    def _with_index(self, order: list[int], extra: int) -> Score | None:
+        space = self._costs.space
+        ring = np.array([space.count, *order, space.count])
+        detours = space.hops[ring[:-1], extra] + space.hops[extra, ring[1:]] - space.hops[ring[:-1], ring[1:]]
+        at = int(detours.argmin())
+        bound_s = self.best.worth.bottleneck_s if self.best is not None else inf
+        found = self._costs.judge([*order[:at], extra, *order[at:]], times_around(bound_s))
+        if found.cost == inf:
+            return None
+        machines = int(space.machines[list(found.order)].sum())
+        return score_of(found.latency_s, found.bottleneck_s, machines, self._request.policy)
 
     def _order_of(self, found: Found) -> list[int]:
         index = {node: i for i, node in enumerate(self._offers)}

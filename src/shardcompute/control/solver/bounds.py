@@ -1,10 +1,10 @@
 """Lower bounds: what no layout of these machines can do better than, whatever the method.
 
 A relaxation. Layers are taken by whoever is cheapest, in parts if need be; every machine that takes any pays its
-overhead and half of its two shortest hops, in proportion to how full it is; or all together pay for the shortest forest
-of so many links. That holds for every number of machines and every time of the slowest stage, so the worth of both
-together is bounded by the best of a few boxes (so many machines, slowest stage between two times), split where the best
-is until nothing is gained.
+overhead and half of its two shortest hops, in proportion to how full it is; or its shortest hop, and a part of the way
+between its site and others; or all together pay for the shortest forest of so many links. That holds for every number
+of machines and every time of the slowest stage, so the worth of both together is bounded by the best of a few boxes
+(so many machines, slowest stage between two times), split where the best is until nothing is gained.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from math import exp, inf, log
 import numpy as np
 import numpy.typing as npt
 
+from shardcompute.control.solver.sites import SiteCharges
 from shardcompute.control.solver.space import Floats, SearchSpace
 from shardcompute.control.solver.spanning import tree_edges
 
 _SPLITS = 48
 """How often a box is split at most: a few milliseconds for 64 machines."""
 _PARTS = 6
+_TUNED_EVERY = 12
+_TUNINGS = 6
 _NARROW = 2e-3
 """A box is not split further when that could raise its cost by less."""
 _ROUNDING = 1e-9
@@ -69,6 +72,8 @@ class Relaxation:
         self._sorted_fixed = np.sort(self._fixed)
         self._driver_s = 0.5 * (_least(space.hops[-1, :-1]) + _least(space.hops[:-1, -1]))
         self._forest = _forest_sums(space)
+        self._sites = SiteCharges(space)
+        self._ways_to_share = [(self._fixed, self._driver_s), (self._sites.fixed, self._sites.driver_s)]
         self.least = max(least, self._fewest())
 
     def _fewest(self) -> int:
@@ -106,7 +111,7 @@ class Relaxation:
         prices says so."""
         space = self.space
         capacity = self.capacities(times_s[:, None], self._room)
-        priced = [self._priced(price, least, most) for price in prices]
+        priced = [row for price in prices for row in self._priced(price, least, most)]
         charge = max(0.0, -prices[0])
         priced.append((space.overhead_s, float(self._forest[least])))
         if charge > 0:
@@ -124,8 +129,11 @@ class Relaxation:
         costs = (taken * np.where(np.isinf(rates), 0.0, rates)).sum(axis=2)
         costs[taken.sum(axis=2) < self._work * (1 - 1e-6)] = inf
         bounds = costs + constants
-        best = int(np.argmax(bounds[0, : len(prices)]))
-        return np.asarray(bounds.max(axis=1) + float(self._head_s.min()), np.float64), prices[best]
+        known = len(prices) * len(self._ways_to_share)
+        rows = bounds[0, :known].reshape(len(prices), -1).max(axis=1)
+        return np.asarray(bounds.max(axis=1) + float(self._head_s.min()), np.float64), prices[
+            int(rows.argmax())
+        ]
 
     def first_prices(self, least: int) -> tuple[float, ...]:
         """What a machine may be paid for taking part, or charged: any such price gives a bound, see `_priced`."""
@@ -136,15 +144,42 @@ class Relaxation:
         )
         return (0.0, *paid, *(-stage_s * part for part in (0.1, 0.25, 0.5, 1.0)))
 
-    def _priced(self, price: float, least: int, most: int) -> tuple[Floats, float]:
-        """What taking part costs beyond the price, and what all pay together. Paid: at least so many get it, and those
-        for whom it is more than enough take part anyway. Charged: at most so many pay it. (A Lagrangean relaxation of
-        their number.)"""
-        if price < 0:
-            return self._fixed - price, price * most + self._driver_s
-        beyond = np.maximum(self._fixed - price, 0.0)
-        gained = np.minimum(self._sorted_fixed - price, 0.0).sum()
-        return beyond, float(price * least + gained) + self._driver_s
+    def _priced(self, price: float, least: int, most: int) -> Iterator[tuple[Floats, float]]:
+        """What taking part costs beyond the price, and what all pay together, with hops shared in two ways. Paid: at
+        least so many get it, and those for whom it is more than enough take part anyway. Charged: at most so many pay
+        it. (A Lagrangean relaxation of their number.)"""
+        for fixed, driver_s in self._ways_to_share:
+            if price < 0:
+                yield fixed - price, price * most + driver_s
+            else:
+                gained = float(np.minimum(fixed - price, 0.0).sum())
+                yield np.maximum(fixed - price, 0.0), price * least + gained + driver_s
+
+    def tune(self, box: Box) -> None:
+        """Let those pay for the way between sites whom the relaxed layouts of a box would use; and share hops from then
+        on in the way that tells more of them."""
+        price = min(box.price, 0.0)
+        capacity = self.capacities(np.array([box.slow_s]), self._room)
+        capacity = np.maximum(capacity, 1e-12)
+        for _ in range(_TUNINGS):
+            taken, _ = self._fill(capacity, self._sites.fixed - price)
+            self._sites.shift(taken / capacity)
+        by_site = self._fill(capacity, self._sites.fixed - price)[1] + self._sites.driver_s
+        alone = self._fill(capacity, self._fixed - price)[1] + self._driver_s
+        best = (
+            (self._sites.fixed, self._sites.driver_s) if by_site >= alone else (self._fixed, self._driver_s)
+        )
+        self._ways_to_share = [best]
+
+    def _fill(self, capacity: Floats, fixed: Floats) -> tuple[Floats, float]:
+        """How much each takes where that costs so much besides, and what all of it costs."""
+        each = self.space.seconds_per_byte * self._unit + fixed / capacity
+        order = np.argsort(each)
+        sizes = capacity[order]
+        taken = np.empty_like(sizes)
+        taken[order] = np.clip(self._work - (np.cumsum(sizes) - sizes), 0, sizes)
+        used = taken > 0
+        return taken, float((taken[used] * each[used]).sum())
 
     def boxes(self) -> Iterator[Box]:
         """All layouts, by number of machines."""
@@ -215,7 +250,9 @@ def bound_layouts(
         return None, []
     latency_s = min(box.latency_s for box in heap)
     heapq.heapify(heap)
-    for _ in range(_SPLITS):
+    for split in range(_SPLITS):
+        if split % _TUNED_EVERY == 0:
+            relaxation.tune(heap[0])
         if relaxation.width(heap[0]) < _NARROW:
             break
         box = heapq.heappop(heap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shardcompute.control.solver.space import Floats, Ints, OrderCosts
+from shardcompute.control.solver.space import Ints, OrderCosts
 
 
 def grow_ring(
@@ -24,31 +24,34 @@ def grow_ring(
     space = costs.space
     count, hops = space.count, space.hops
     is_free = (limits > 0) if allowed is None else (limits > 0) & allowed
-    fixed = space.overhead_s + machine_s * space.machines
-    ring, left = [count, count], space.layers
     most = min(most or space.layers, space.layers, int(is_free.sum()))
-    detours = np.empty((most + 1, count))
-    """Of each machine on each link, in no particular order."""
-    links = [(count, count)]
-    detours[0] = _detours(hops, count, count, 0.0)
+    fixed = np.where(is_free, space.overhead_s + machine_s * space.machines, np.inf)
+    sizes = np.maximum(limits, 1).astype(np.float64)
+    full, rates = fixed + costs.layer_s * sizes, 1 / sizes
+    largest = int(sizes.max(initial=1.0))
+    ring, left = [count, count], space.layers
+    # Of each machine on each link, in no particular order.
+    links, detours = [(count, count)], np.empty((most + 1, count))
+    detours[0] = hops[count, :-1] + hops[:-1, count]
     for step in range(most):
-        table = detours[: step + 1]
-        shortest = table.min(axis=0)
-        taken = np.clip(limits, 1, max(1, left))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            prices = (shortest + fixed + costs.layer_s * taken) / taken
-        prices = np.where(is_free, prices, np.inf)
-        chosen = seed if seed is not None and step == 0 else int(np.argmin(prices))
+        shortest = detours[: step + 1].min(axis=0)
+        if left < largest:
+            taken = np.clip(sizes, 1, max(1, left))
+            full, rates = fixed + costs.layer_s * taken, 1 / taken
+        prices = (shortest + full) * rates
+        chosen = seed if seed is not None and step == 0 else int(prices.argmin())
         if not prices[chosen] < np.inf:
             break
-        at = int(np.argmin(table[:, chosen]))
+        at = int(detours[: step + 1, chosen].argmin())
         before, after = links[at]
         ring.insert(ring.index(before) + 1, chosen)
         links[at] = (before, chosen)
         links.append((chosen, after))
-        detours[at] = _detours(hops, before, chosen, float(hops[before, chosen]))
-        detours[step + 1] = _detours(hops, chosen, after, float(hops[chosen, after]))
-        is_free[chosen] = False
+        # Hops are the same both ways, but for the driver's.
+        near = hops[chosen, :-1]
+        detours[at] = hops[before, :-1] + near - hops[before, chosen]
+        detours[step + 1] = near + hops[:-1, after] - hops[chosen, after]
+        fixed[chosen] = full[chosen] = np.inf
         left -= int(limits[chosen])
         if left <= 0:
             order = ring[1:-1]
@@ -74,11 +77,6 @@ def _with_roomy_ends(costs: OrderCosts, order: list[int], limits: Ints) -> list[
     inner = [each for i, each in enumerate(order) if i not in (first, last)]
     ended = [order[first], *inner, order[last]]
     return ended if _suffices(costs, ended, limits) and costs.space.ring_s(ended) < np.inf else None
-
-
-def _detours(hops: Floats, before: int, after: int, direct_s: float) -> Floats:
-    """What it costs to go through each machine between these two."""
-    return np.asarray(hops[before, :-1] + hops[:-1, after] - direct_s, np.float64)
 
 
 def _suffices(costs: OrderCosts, order: list[int], limits: Ints) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardcompute.control.solver.space import CountedOrder, Floats, Ints, OrderCosts
 
-_JUDGED = 3
+_JUDGED = 2
 """Of each kind of moves, so many that look best are judged."""
 _LEAST_GAIN = 1e-9
 
@@ -88,9 +88,9 @@ class LocalSearch:
         hops = self._costs.space.hops
         for _ in range(2 * len(order)):
             ring = np.array([start, *order, stop])
-            arcs = hops[ring[:-1], ring[1:]]
-            turning, i, j = _best_turn(hops, ring, arcs)
-            moving, p, q = _best_shift(hops, ring, arcs)
+            between = hops[ring[:, None], ring]
+            turning, i, j = _best_turn(between)
+            moving, p, q = _best_shift(between)
             if max(turning, moving) <= _LEAST_GAIN:
                 break
             if turning >= moving:
@@ -131,7 +131,7 @@ class LocalSearch:
         yield from self._ending(order, ring, arcs)
         if not len(outside):
             return
-        to, back = space.hops[np.ix_(ring[:-1], outside)], space.hops[np.ix_(outside, ring[1:])].T
+        to, back = space.hops[ring[:-1, None], outside], space.hops[outside, ring[1:, None]]
         layer_s, fixed_s = costs.layer_s[outside], space.overhead_s[outside]
         full = limits[outside]
         gains = full * np.maximum(shares.marginal_s - layer_s, 0.0)
@@ -182,27 +182,27 @@ def _smallest(values: Floats) -> Ints:
     return np.asarray(found[np.isfinite(flat[found])], np.int64)
 
 
-def _best_turn(hops: Floats, ring: Ints, arcs: Floats) -> tuple[float, int, int]:
-    """What turning machines i to j round gains at most, and which."""
-    if len(ring) < 4:
+def _best_turn(between: Floats) -> tuple[float, int, int]:
+    """What turning machines i to j round gains at most, and which, given the hops between all of a ring."""
+    count = len(between) - 2
+    if count < 2:
         return 0.0, 0, 0
-    inner = ring[1:-1]
-    then = hops[np.ix_(ring[:-2], inner)] + hops[np.ix_(inner, ring[2:])]
-    gains = np.triu(arcs[:-1, None] + arcs[1:] - then, 1)
-    best = int(np.argmax(gains))
-    i, j = divmod(best, len(inner))
+    arcs = between.diagonal(1)
+    gains = (arcs[:-1, None] + arcs[1:]) - (between[:-2, 1:-1] + between[1:-1, 2:])
+    gains[np.tri(count, dtype=np.bool_)] = 0.0
+    i, j = divmod(int(gains.argmax()), count)
     return float(gains[i, j]), i, j
 
 
-def _best_shift(hops: Floats, ring: Ints, arcs: Floats) -> tuple[float, int, int]:
+def _best_shift(between: Floats) -> tuple[float, int, int]:
     """What putting machine p onto link q gains at most, and which."""
-    if len(ring) < 5:
+    count = len(between) - 2
+    if count < 3:
         return 0.0, 0, 0
-    inner = ring[1:-1]
-    freed = arcs[:-1] + arcs[1:] - hops[ring[:-2], ring[2:]]
-    detours = hops[np.ix_(ring[:-1], inner)] + hops[np.ix_(inner, ring[1:])].T - arcs[:, None]
-    gains = freed - detours
-    positions = np.arange(len(inner))
+    arcs = between.diagonal(1)
+    freed = arcs[:-1] + arcs[1:] - between.diagonal(2)
+    gains = freed + arcs[:, None] - between[:-1, 1:-1] - between[1:-1, 1:].T
+    positions = np.arange(count)
     gains[positions, positions] = gains[positions + 1, positions] = -np.inf
-    q, p = divmod(int(np.argmax(gains)), len(inner))
+    q, p = divmod(int(gains.argmax()), count)
     return float(gains[q, p]), p, q

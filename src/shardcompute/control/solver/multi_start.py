@@ -28,12 +28,12 @@ QUICK_STEPS = 60
 """Rounds of local search of a quick answer."""
 _TIMES = 2
 _SEEDS = 3
-_IMPROVED = 3
+_IMPROVED = 2
 _GRID = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _GrownRing:
     found: CountedOrder
     bound_s: float
     limits: Ints
@@ -72,7 +72,7 @@ def times_around(bound_s: float) -> Floats:
     return np.append(bound_s * np.geomspace(0.7, 3.0, _GRID), 1e12)
 
 
-def _starts(costs: OrderCosts, boxes: Sequence[Box], least: int, most: int | None) -> Iterator[_Start]:
+def _starts(costs: OrderCosts, boxes: Sequence[Box], least: int, most: int | None) -> Iterator[_GrownRing]:
     space = costs.space
     for bound_s, box in _promising(boxes):
         limits = layer_limits(space, bound_s)
@@ -82,7 +82,7 @@ def _starts(costs: OrderCosts, boxes: Sequence[Box], least: int, most: int | Non
             if order is not None and len(order) >= least:
                 found = costs.judge(order, times_around(bound_s))
                 if found.cost < np.inf:
-                    yield _Start(found, bound_s, limits)
+                    yield _GrownRing(found, bound_s, limits)
 
 
 def _promising(boxes: Sequence[Box]) -> list[tuple[float, Box]]:

@@ -13,13 +13,17 @@ def tree_edges(weights: Floats) -> Floats:
     count = len(weights)
     if count < 2:
         return np.zeros(0)
-    nearest = np.array(weights[0], np.float64)
-    left = np.arange(1, count)
+    is_left = np.ones(count, np.bool_)
+    is_left[0] = False
+    nearest = np.where(is_left, weights[0], np.inf)
     found = np.empty(count - 1)
     for i in range(count - 1):
-        at = int(np.argmin(nearest[left]))
-        chosen = int(left[at])
+        chosen = int(nearest.argmin())
+        if not is_left[chosen]:
+            # No open link leads on: begin elsewhere.
+            chosen = int(is_left.argmax())
         found[i] = nearest[chosen]
-        np.minimum(nearest, weights[chosen], out=nearest)
-        left = np.delete(left, at)
+        is_left[chosen] = False
+        np.minimum(nearest, weights[chosen], out=nearest, where=is_left)
+        nearest[chosen] = np.inf
     return np.sort(found)

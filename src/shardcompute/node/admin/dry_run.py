@@ -7,7 +7,7 @@ shrinks the model counts by the bits of a weight, any other travels as the file 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 
@@ -18,6 +18,7 @@ from shardcompute.control.explain import device_words, explain_bottleneck, expla
 from shardcompute.control.placement.alternatives import reason_of_choice, weigh_alternatives
 from shardcompute.control.placement.capacities import Request
 from shardcompute.control.placement.cost_model import first_token_s
+from shardcompute.control.placement.gaps import PlanGap, gap_of
 from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.placement.place import PlacedStage, Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.request import placement_request, speed_source
@@ -153,6 +154,9 @@ def plan_model(
         else plan
         for plan, driver in zip(plans, drivers, strict=True)
     ]
+    gaps = _gaps(
+        request, plans, [state.driver if each is None else each.node or state.driver for each in drivers]
+    )
     memory = view_parts(*_parts(state, model, plans[0]))
     return PlanView(
         model=model.name,
@@ -164,24 +168,41 @@ def plan_model(
         text="\n\n".join(
             "\n".join(
                 [
-                    explain_plan(plan, model, names, devices, sources, first_s),
+                    explain_plan(plan, model, names, devices, sources, first_s, gap),
                     *(_told_alternatives(others_weighed) if plan is plans[0] else ()),
                     *([driver.told(names)] if driver is not None else []),
                     *filter(None, [_exactness(state, plan, model)]),
                 ]
             )
-            for plan, driver, first_s in zip(plans, drivers, first_tokens_s, strict=True)
+            for plan, driver, first_s, gap in zip(plans, drivers, first_tokens_s, gaps, strict=True)
         ),
         chains=tuple(
             replace_fields(
                 _planned(state, model, plan, driver, _exactness(state, plan, model), sources),
                 predicted_first_token_s=first_s,
+                gap=None if gap is None else gap.gap,
+                most_tokens_per_s_one_stream=None if gap is None else gap.most_one_stream,
+                most_tokens_per_s_many=None if gap is None else gap.most_many,
                 alternatives=others_weighed.each if plan is plans[0] else (),
                 reason_of_choice=others_weighed.reason if plan is plans[0] else "",
             )
-            for plan, driver, first_s in zip(plans, drivers, first_tokens_s, strict=True)
+            for plan, driver, first_s, gap in zip(plans, drivers, first_tokens_s, gaps, strict=True)
         ),
     )
+
+
+def _gaps(
+    request: Request, plans: Sequence[Placement | Unplaceable], drivers: Sequence[str]
+) -> list[PlanGap | None]:
+    """How far each copy may be from the best that the machines allow which the others leave."""
+    used = [plan.nodes if isinstance(plan, Placement) else frozenset[str]() for plan in plans]
+    gaps: list[PlanGap | None] = []
+    for i, (plan, driver) in enumerate(zip(plans, drivers, strict=True)):
+        others = frozenset[str]().union(*(nodes for j, nodes in enumerate(used) if j != i))
+        left = tuple(offer for offer in request.offers if offer.node not in others)
+        terms = replace_fields(request, offers=left, driver=driver)
+        gaps.append(gap_of(terms, plan) if isinstance(plan, Placement) else None)
+    return gaps
 
 
 @dataclass(frozen=True, slots=True)
