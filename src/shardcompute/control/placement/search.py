@@ -53,8 +53,8 @@ _THOROUGH_STEPS = 600
 _FILLED_ENDS = 64
 _CUT_FOR = 2
 """Of the orders that a search found, so many are cut for."""
-_WALKS = 8
-_WALK_MOVES = 60_000
+_WALKS = 6
+_WALK_MOVES = 30_000
 _THROUGHPUT_ALONE = 0.01
 _PROVEN = 0.005
 """A layout that is within so much of the bound is not worth searching for a better one."""

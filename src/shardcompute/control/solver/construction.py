@@ -72,7 +72,10 @@ def _with_roomy_ends(costs: OrderCosts, order: list[int], limits: Ints) -> list[
     )
     is_closed = np.isinf(costs.space.hops[-1, chosen])[:, None] | np.isinf(costs.space.hops[chosen, -1])
     barred = (costs.first_room[chosen] < 1)[:, None] | (costs.last_room[chosen] < 1) | is_closed
-    losses = np.where(barred | np.eye(len(order), dtype=np.bool_), np.iinfo(np.int64).max, losses)
+    barred |= np.eye(len(order), dtype=np.bool_)
+    if barred.all():
+        return None
+    losses = np.where(barred, np.iinfo(np.int64).max, losses)
     first, last = divmod(int(np.argmin(losses)), len(order))
     inner = [each for i, each in enumerate(order) if i not in (first, last)]
     ended = [order[first], *inner, order[last]]

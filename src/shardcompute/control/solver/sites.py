@@ -24,8 +24,7 @@ class SiteCharges:
     def __init__(self, space: SearchSpace) -> None:
         ways = _ways(space)
         shortest = ways.min(axis=1)
-        reduced = ways - (shortest[:, None] + shortest) / 2
-        reduced[np.isnan(reduced)] = np.inf
+        reduced = np.where(np.isinf(ways), np.inf, ways - np.minimum(shortest[:, None] / 2 + shortest / 2, 1e300))
         self.driver_s = float(shortest[-1])
         self._base = space.overhead_s + shortest[:-1]
         self._groups: list[Ints] = []

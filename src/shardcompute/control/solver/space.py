@@ -189,10 +189,11 @@ class OrderCosts:
         latency_s, bottleneck_s = stages_s + ring_s, np.maximum(slowest_s, busiest_s)
         objective, machines = self.space.objective, float(self.space.machines[chosen].sum())
         weight = objective.latency_weight
-        costs = weight * np.log(np.maximum(latency_s, _ROUNDING)) + (1 - weight) * np.log(
-            np.maximum(bottleneck_s, _ROUNDING)
-        )
-        costs = np.where(np.isfinite(latency_s), costs, inf)
+        is_possible = np.isfinite(latency_s)
+        slow_s, slowest = np.where(is_possible, latency_s, 1.0), np.where(is_possible, bottleneck_s, 1.0)
+        costs = weight * np.log(np.maximum(slow_s, _ROUNDING))
+        costs += (1 - weight) * np.log(np.maximum(slowest, _ROUNDING))
+        costs = np.where(is_possible, costs, inf)
         best = int(np.argmin(costs))
         total = float(costs[best]) + (machines - 1) * objective.machine_cost
         return CountedOrder(
