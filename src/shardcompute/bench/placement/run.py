@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
+from typing import Any
 
 import numpy as np
 
-from shardcompute.bench.placement.instances import drift, make_instance
+from shardcompute.bench.placement.instances import ROOMS, drift, make_instance
 from shardcompute.bench.placement.library import KEYS, LayoutLibrary
 from shardcompute.bench.placement.methods import METHODS, Problem, place_by_local_search, spread_times
 from shardcompute.bench.report import Result, Say
+from shardcompute.control.placement.capacities import Request
 from shardcompute.control.placement.place import Placement, place
 from shardcompute.control.placement.search_space import space_of
 from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.solver.bounds import Bound, bound_layouts
 from shardcompute.control.solver.cutting import best_edges
 from shardcompute.control.solver.space import OrderCosts
+from shardcompute.core.errors import UsageError
 
 _LIBRARY_SEED = 1000
+_STRANGER = "another cluster"
 PLAN = "plan"
 """All that `plan` and the coordinator do: arrays, bound, search, cuts, and reasons in words."""
 
@@ -57,6 +61,13 @@ class MethodRun:
 
 def run_placement_bench(bench: PlacementBench, say: Say) -> tuple[list[Result], list[MethodRun]]:
     """Medians over clusters, and every run."""
+    unknown = [each for each in bench.methods if each not in (PLAN, *METHODS)]
+    unknown += [each for each in bench.rooms if each not in ROOMS]
+    if unknown:
+        raise UsageError(
+            f"no method or room {unknown[0]!r}",
+            hint=f"methods: {', '.join((PLAN, *METHODS))}; rooms: {', '.join(ROOMS)}",
+        )
     policy = PlacementPolicy(latency_weight=bench.latency_weight)
     runs: list[MethodRun] = []
     for machines in bench.machines:
@@ -83,7 +94,7 @@ def _measure(
         planned_s = time.process_time() - started_s
     space = space_of(request)
     costs = OrderCosts(space)
-    bound = bound_layouts(space)[0]
+    bound = bound_layouts(space, is_close=True)[0]
     if PLAN in bench.methods:
         score = plan.score if isinstance(plan, Placement) and bound is not None else None
         value = None if score is None or bound is None else score / bound.score
@@ -127,40 +138,52 @@ def measure_library(
         return
     say(f"{machines} machines, {room}: a library of {bench.schemes} layouts")
     requests = [make_instance(machines, room, _LIBRARY_SEED + i, policy) for i in range(bench.schemes)]
-    known = [(i, request, _solved(OrderCosts(space_of(request)))) for i, request in enumerate(requests)]
-    kept = [(i, request, order) for i, request, order in known if order is not None]
-    for name, fingerprint in KEYS.items():
-        library = LayoutLibrary(fingerprint)
-        for _, request, order in kept:
-            library.add(space_of(request), order)
-        strangers = [make_instance(machines, room, 2 * _LIBRARY_SEED + i, policy) for i in range(len(kept))]
-        asked = {
-            f"after {spread:.0%} drift": [drift(r, spread, i) for i, r, _ in kept] for spread in bench.drifts
-        }
-        for what, queries in {**asked, "another cluster": strangers}.items():
-            answers = [_recalled(library, OrderCosts(space_of(each))) for each in queries]
+    spaces = [space_of(request) for request in requests]
+    known = [(i, space, _solved(OrderCosts(space))) for i, space in enumerate(spaces)]
+    kept = [(i, space, order) for i, space, order in known if order is not None]
+    libraries = {name: LayoutLibrary(fingerprint) for name, fingerprint in KEYS.items()}
+    for library in libraries.values():
+        for _, space, order in kept:
+            library.add(space, order)
+    for what, queries in _queries(bench, policy, machines, room, [requests[i] for i, _, _ in kept]):
+        asked = [OrderCosts(space_of(each)) for each in queries]
+        fresh = [_worth(costs, _solved(costs)) for costs in asked]
+        for name, library in libraries.items():
             labels = {"method": name, "machines": machines, "room": room, "asked": what}
-            hits = sum(at == i for i, (at, _, _) in enumerate(answers))
-            yield Result("regret", 100 * statistics.median(regret for _, regret, _ in answers), "%", labels)
-            yield Result(
-                "CPU time of a recall", 1000 * statistics.median(s for _, _, s in answers), "ms", labels
-            )
-            if what != "another cluster":
-                yield Result("right cluster", 100 * hits / max(1, len(answers)), "%", labels)
+            yield from _recall(library, asked, fresh, labels)
+
+
+def _queries(
+    bench: PlacementBench, policy: PlacementPolicy, machines: int, room: str, known: Sequence[Request]
+) -> Iterator[tuple[str, list[Request]]]:
+    for spread in bench.drifts:
+        yield f"{spread:.0%} drift", [drift(request, spread, i) for i, request in enumerate(known)]
+    strangers = (make_instance(machines, room, 2 * _LIBRARY_SEED + i, policy) for i in range(len(known)))
+    yield _STRANGER, list(strangers)
+
+
+def _recall(
+    library: LayoutLibrary, asked: Sequence[OrderCosts], fresh: Sequence[float], labels: Mapping[str, Any]
+) -> Iterator[Result]:
+    """How much less a recalled layout is worth than one computed anew, and what finding it takes."""
+    regrets, times_s, hits = [], [], 0
+    for i, (costs, worth) in enumerate(zip(asked, fresh, strict=True)):
+        started_s = time.process_time()
+        at, recalled = library.recall(costs, spread_times(costs.space))
+        times_s.append(time.process_time() - started_s)
+        found = _worth(costs, recalled.order if recalled.cost < np.inf else None)
+        regrets.append(1 - found / worth if worth > 0 else 0.0)
+        hits += at == i
+    if not regrets:
+        return
+    yield Result("regret", 100 * statistics.median(regrets), "%", labels)
+    yield Result("CPU time of a recall", 1000 * statistics.median(times_s), "ms", labels)
+    if labels["asked"] != _STRANGER:
+        yield Result("right cluster", 100 * hits / len(regrets), "%", labels)
 
 
 def _solved(costs: OrderCosts) -> tuple[int, ...] | None:
     return place_by_local_search(Problem(costs, 0, 0.0))
-
-
-def _recalled(library: LayoutLibrary, costs: OrderCosts) -> tuple[int, float, float]:
-    """Which layout, how much less it is worth than a layout computed anew, and the CPU time of finding it."""
-    started_s = time.process_time()
-    at, recalled = library.recall(costs, spread_times(costs.space))
-    spent_s = time.process_time() - started_s
-    worth = _worth(costs, recalled.order if recalled.cost < np.inf else None)
-    fresh = _worth(costs, _solved(costs))
-    return at, 1 - worth / fresh if fresh > 0 else 0.0, spent_s
 
 
 def _worth(costs: OrderCosts, order: Sequence[int] | None) -> float:

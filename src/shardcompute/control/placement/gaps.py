@@ -47,7 +47,7 @@ def gap_of(request: Request, plan: Placement) -> PlanGap:
     offers = _units(request, plan)
     asked = request.parallel.pp if request.parallel.pp == len(plan.stages) else 0
     most = 1 if request.model.is_whole else asked or None
-    bound, _ = bound_layouts(space_of(replace(request, offers=offers)), asked or 1, most)
+    bound, _ = bound_layouts(space_of(replace(request, offers=offers)), asked or 1, most, is_close=True)
     one, many = plan.predicted_tokens_per_s_one_stream, plan.predicted_tokens_per_s_many
     has_groups = any(stage.ranks for stage in plan.stages)
     if bound is None:

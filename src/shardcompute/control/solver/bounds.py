@@ -21,12 +21,12 @@ from shardcompute.control.solver.sites import SiteCharges
 from shardcompute.control.solver.space import Floats, SearchSpace
 from shardcompute.control.solver.spanning import tree_edges
 
-_SPLITS = 48
-"""How often a box is split at most: a few milliseconds for 64 machines."""
+_SPLITS, _CLOSE_SPLITS = 28, 240
+"""How often a box is split at most: a few milliseconds for 64 machines; and where the bound is to be shown."""
 _PARTS = 6
 _TUNED_EVERY = 12
 _TUNINGS = 6
-_NARROW = 2e-3
+_NARROW, _CLOSE = 4e-3, 5e-4
 """A box is not split further when that could raise its cost by less."""
 _ROUNDING = 1e-9
 
@@ -94,13 +94,10 @@ class Relaxation:
         """Whether so many machines could have all layers with no stage beyond each time, one of them with the head."""
         alone = self.capacities(times_s[:, None], self._room)
         ending = self.capacities(times_s[:, None] - self._head_s, self._last_room)
-        chosen = np.argsort(-alone, axis=1, kind="stable")
-        ranks = np.empty_like(chosen)
-        np.put_along_axis(ranks, chosen, np.arange(alone.shape[1])[None, :], axis=1)
-        sums = np.cumsum(np.take_along_axis(alone, chosen, axis=1), axis=1)
-        whole = sums[:, most - 1 : most]
-        others = sums[:, most - 2 : most - 1] if most > 1 else np.zeros_like(whole)
-        totals = np.where(ranks < most, whole - alone, others) + ending
+        largest = np.sort(alone, axis=1)[:, ::-1]
+        others, smallest = largest[:, : most - 1].sum(axis=1), largest[:, most - 1]
+        # One of the largest gives what it has besides the head, or one more takes the smallest one's place.
+        totals = others[:, None] + np.minimum(smallest[:, None] - alone, 0) + ending
         totals[ending <= 0] = -inf
         return np.asarray(totals.max(axis=1) >= self._work * (1 - _ROUNDING), np.bool_)
 
@@ -118,21 +115,25 @@ class Relaxation:
             priced.append((space.overhead_s + charge, float(self._forest[least]) - charge * most))
         extra = np.stack([fixed for fixed, _ in priced])
         constants = np.array([constant for _, constant in priced])
+        shape = (len(times_s), len(priced), space.count)
         with np.errstate(divide="ignore", invalid="ignore"):
             each = space.seconds_per_byte * self._unit + extra[None] / capacity[:, None]
-        each[~np.isfinite(each)] = inf
-        order = np.argsort(each, axis=2)
-        sizes = np.take_along_axis(np.broadcast_to(capacity[:, None], each.shape), order, axis=2)
-        rates = np.take_along_axis(each, order, axis=2)
-        taken = np.clip(self._work - (np.cumsum(sizes, axis=2) - sizes), 0, sizes)
+        rates = np.where(np.isfinite(each), each, inf).reshape(-1, space.count)
+        sizes = np.broadcast_to(capacity[:, None], shape).reshape(-1, space.count)
+        rows = np.arange(len(rates))[:, None]
+        order = np.argsort(rates, axis=1)
+        rates, sizes = rates[rows, order], sizes[rows, order]
+        taken = np.minimum(np.maximum(self._work - (np.cumsum(sizes, axis=1) - sizes), 0), sizes)
         taken[np.isinf(rates)] = 0.0
-        costs = (taken * np.where(np.isinf(rates), 0.0, rates)).sum(axis=2)
-        costs[taken.sum(axis=2) < self._work * (1 - 1e-6)] = inf
+        rates[np.isinf(rates)] = 0.0
+        costs = (taken * rates).sum(axis=1)
+        costs[taken.sum(axis=1) < self._work * (1 - 1e-6)] = inf
+        costs = costs.reshape(shape[:2])
         bounds = costs + constants
         known = len(prices) * len(self._ways_to_share)
-        rows = bounds[0, :known].reshape(len(prices), -1).max(axis=1)
+        told = bounds[0, :known].reshape(len(prices), -1).max(axis=1)
         return np.asarray(bounds.max(axis=1) + float(self._head_s.min()), np.float64), prices[
-            int(rows.argmax())
+            int(told.argmax())
         ]
 
     def first_prices(self, least: int) -> tuple[float, ...]:
@@ -189,7 +190,7 @@ class Relaxation:
         fast_s = max(slow_s * 1e-6, _least(space.transfers[-1, :-1]))
         low = self.least
         while low <= self.most:
-            high = min(self.most, max(low, low * 5 // 4))
+            high = min(self.most, low * 3 // 2)
             yield from self.weigh(low, high, [fast_s, max(slow_s, fast_s)], self.first_prices(low))
             low = high + 1
 
@@ -241,19 +242,20 @@ class Relaxation:
 
 
 def bound_layouts(
-    space: SearchSpace, least: int = 1, most: int | None = None
+    space: SearchSpace, least: int = 1, most: int | None = None, *, is_close: bool = False
 ) -> tuple[Bound | None, list[Box]]:
-    """What no layout of so many machines can exceed, with the most promising boxes; None where nothing fits."""
+    """What no layout of so many machines can exceed, with the most promising boxes; None where nothing fits. A close
+    one takes some ten times as long."""
     relaxation = Relaxation(space, least, most)
     heap = list(relaxation.boxes())
     if not heap:
         return None, []
     latency_s = min(box.latency_s for box in heap)
     heapq.heapify(heap)
-    for split in range(_SPLITS):
+    for split in range(_CLOSE_SPLITS if is_close else _SPLITS):
         if split % _TUNED_EVERY == 0:
             relaxation.tune(heap[0])
-        if relaxation.width(heap[0]) < _NARROW:
+        if relaxation.width(heap[0]) < (_CLOSE if is_close else _NARROW):
             break
         box = heapq.heappop(heap)
         for part in relaxation.parts(box):

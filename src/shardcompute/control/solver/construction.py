@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from shardcompute.control.solver.space import Ints, OrderCosts
 
@@ -13,17 +12,16 @@ def grow_ring(
     limits: Ints,
     machine_s: float = 0.0,
     seed: int | None = None,
-    allowed: npt.NDArray[np.bool_] | None = None,
     most: int | None = None,
 ) -> list[int] | None:
     """An order in which machines with these limits have all layers, if one is found.
 
     Each machine is put where its detour is shortest; a machine costs `machine_s` besides what it takes. `seed` is put
-    first, only `allowed` ones are used.
+    first.
     """
     space = costs.space
     count, hops = space.count, space.hops
-    is_free = (limits > 0) if allowed is None else (limits > 0) & allowed
+    is_free = limits > 0
     most = min(most or space.layers, space.layers, int(is_free.sum()))
     fixed = np.where(is_free, space.overhead_s + machine_s * space.machines, np.inf)
     sizes = np.maximum(limits, 1).astype(np.float64)

@@ -14,7 +14,7 @@ from shardcompute.control.solver.space import Floats, Ints, OrderCosts, SearchSp
 
 Edges = tuple[int, ...]
 _SLACK = 1 + 1e-9
-_GRID = 10
+_STEPS = np.linspace(0.0, 1.0, 10)
 _ROUNDS = 3
 
 
@@ -37,7 +37,7 @@ def best_edges(costs: OrderCosts, order: Ints) -> Edges | None:
     high = float(space.stage_times(order, shortest).max())
     known: dict[Edges, float] = {shortest: _cost(space, order, shortest)}
     for _ in range(_ROUNDS):
-        times = np.geomspace(low, max(low, high), _GRID)
+        times = low * max(1.0, high / low) ** _STEPS
         found = cut_order(costs, order, times)
         costed = [inf if edges is None else _cost(space, order, edges) for edges in found]
         known.update((edges, cost) for edges, cost in zip(found, costed, strict=True) if edges is not None)

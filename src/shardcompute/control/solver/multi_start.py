@@ -27,9 +27,10 @@ from shardcompute.control.solver.space import (
 QUICK_STEPS = 60
 """Rounds of local search of a quick answer."""
 _TIMES = 2
-_SEEDS = 3
+_SEEDS = 8
 _IMPROVED = 2
-_GRID = 16
+_NO_LIMIT_S = 1e12
+_AROUND = np.geomspace(0.7, 3.0, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +70,17 @@ def search_orders(
 
 def times_around(bound_s: float) -> Floats:
     """Times of the slowest stage to judge an order by: near this one, and far beyond."""
-    return np.append(bound_s * np.geomspace(0.7, 3.0, _GRID), 1e12)
+    return np.append(bound_s * _AROUND, 1e12)
 
 
 def _starts(costs: OrderCosts, boxes: Sequence[Box], least: int, most: int | None) -> Iterator[_GrownRing]:
     space = costs.space
-    for bound_s, box in _promising(boxes):
+    for place, (bound_s, box) in enumerate(_promising(boxes)):
         limits = layer_limits(space, bound_s)
         machine_s = _machine_s(space, box)
-        for seed in _seeds(costs, limits):
-            order = grow_ring(costs, limits, machine_s, seed, None, most)
+        seeds = 0 if bound_s == _NO_LIMIT_S else _SEEDS // (1 + 2 * place)
+        for seed in [None, *_seeds(costs, limits, seeds)]:
+            order = grow_ring(costs, limits, machine_s, seed, most)
             if order is not None and len(order) >= least:
                 found = costs.judge(order, times_around(bound_s))
                 if found.cost < np.inf:
@@ -93,7 +95,7 @@ def _promising(boxes: Sequence[Box]) -> list[tuple[float, Box]]:
             chosen.append((box.slow_s, box))
         if len(chosen) == _TIMES:
             break
-    return [*chosen, (1e12, boxes[0])] if boxes else []
+    return [*chosen, (_NO_LIMIT_S, boxes[0])] if boxes else []
 
 
 def _machine_s(space: SearchSpace, box: Box) -> float:
@@ -105,18 +107,18 @@ def _machine_s(space: SearchSpace, box: Box) -> float:
     return latency_s * objective.machine_cost / weight
 
 
-def _seeds(costs: OrderCosts, limits: Ints) -> list[int | None]:
-    """No machine in particular, and some that would be a good beginning: each of another neighbourhood."""
+def _seeds(costs: OrderCosts, limits: Ints, most: int) -> list[int]:
+    """Machines that would be a good beginning: each of another neighbourhood."""
     space = costs.space
     with np.errstate(divide="ignore", invalid="ignore"):
         prices = (space.overhead_s + costs.layer_s * limits + space.hops[-1, :-1] / 2) / limits
     prices[~(limits > 0)] = np.inf
-    seeds: list[int | None] = [None]
+    seeds: list[int] = []
     far = np.full(space.count, np.inf)
     ranked = [int(i) for i in np.argsort(prices, kind="stable") if prices[i] < np.inf]
     typical_s = float(np.median(space.hops[:-1, :-1]))
     for each in ranked:
-        if len(seeds) > _SEEDS:
+        if len(seeds) >= most:
             break
         if far[each] >= typical_s / 2:
             seeds.append(each)

@@ -24,7 +24,9 @@ class SiteCharges:
     def __init__(self, space: SearchSpace) -> None:
         ways = _ways(space)
         shortest = ways.min(axis=1)
-        reduced = np.where(np.isinf(ways), np.inf, ways - np.minimum(shortest[:, None] / 2 + shortest / 2, 1e300))
+        reduced = np.where(
+            np.isinf(ways), np.inf, ways - np.minimum(shortest[:, None] / 2 + shortest / 2, 1e300)
+        )
         self.driver_s = float(shortest[-1])
         self._base = space.overhead_s + shortest[:-1]
         self._groups: list[Ints] = []
