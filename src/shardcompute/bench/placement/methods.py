@@ -20,6 +20,7 @@ from shardcompute.control.solver.space import CountedOrder, Floats, OrderCosts, 
 _WALK_MOVES = 40_000
 _WALK_BOUNDS = (1.0, 1.06, 0.97, 1.15)
 _EXACT_TIMES = 8
+_MOST_ORDERS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ def place_at_random(problem: Problem) -> Order | None:
     times_s = spread_times(problem.space)
     best: CountedOrder | None = None
     machines = list(range(problem.space.count))
-    for _ in range(100_000):
-        if is_over():
+    for _ in range(_MOST_ORDERS):
+        if is_over() and best is not None:
             break
         chance.shuffle(machines)
         rooms = np.cumsum(costs.room[machines])

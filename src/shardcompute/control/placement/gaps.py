@@ -10,8 +10,13 @@ from shardcompute.control.placement.cost_model import score_of
 from shardcompute.control.placement.place import Placement, offers_for
 from shardcompute.control.placement.rank_groups import offers_of
 from shardcompute.control.placement.search_space import space_of
-from shardcompute.control.solver.bounds import bound_layouts
+from shardcompute.control.solver.bounds import Bound, bound_layouts
+from shardcompute.control.solver.held_karp import exact_floors
+from shardcompute.control.solver.space import SearchSpace
 from shardcompute.core.units import format_rate
+
+_EXACT_LIMIT = 8
+"""Machines of which the shortest and the fastest layout are found exactly: some tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ def gap_of(request: Request, plan: Placement) -> PlanGap:
     offers = _units(request, plan)
     asked = request.parallel.pp if request.parallel.pp == len(plan.stages) else 0
     most = 1 if request.model.is_whole else asked or None
-    bound, _ = bound_layouts(space_of(replace(request, offers=offers)), asked or 1, most, is_close=True)
+    bound = _bound(space_of(replace(request, offers=offers)), asked or 1, most)
     one, many = plan.predicted_tokens_per_s_one_stream, plan.predicted_tokens_per_s_many
     has_groups = any(stage.ranks for stage in plan.stages)
     if bound is None:
@@ -61,6 +66,15 @@ def gap_of(request: Request, plan: Placement) -> PlanGap:
         most_many=max(many, 1 / max(bound.bottleneck_s, 1e-9)),
         has_groups=has_groups,
     )
+
+
+def _bound(space: SearchSpace, least: int, most: int | None) -> Bound | None:
+    """Of few machines with what is known exactly, of many as close as it gets."""
+    quick, _ = bound_layouts(space, least, most)
+    if quick is None or space.count > _EXACT_LIMIT:
+        return quick and bound_layouts(space, least, most, is_close=True)[0]
+    floors = exact_floors(space, quick.bottleneck_s, least, most)
+    return bound_layouts(space, least, most, is_close=True, floors=floors)[0]
 
 
 def _units(request: Request, plan: Placement) -> tuple[NodeCapacity, ...]:

@@ -10,7 +10,7 @@ of machines and every time of the slowest stage, so the worth of both together i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import exp, inf, log
 
@@ -41,6 +41,18 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class Floors:
+    """What is known exactly: the least latency by number of machines (none of a number that cannot be), and the fastest
+    slowest stage."""
+
+    latency_s: Mapping[int, float]
+    bottleneck_s: float
+
+    def latency_of(self, least: int, most: int) -> float:
+        return min((self.latency_s.get(count, inf) for count in range(least, most + 1)), default=inf)
+
+
+@dataclass(frozen=True, slots=True)
 class Box:
     """Layouts of so many machines whose slowest stage takes between two times, and what they cost at least."""
 
@@ -60,8 +72,11 @@ class Box:
 class Relaxation:
     """The relaxed problem, to be asked for any number of machines and any time of the slowest stage."""
 
-    def __init__(self, space: SearchSpace, least: int = 1, most: int | None = None) -> None:
+    def __init__(
+        self, space: SearchSpace, least: int = 1, most: int | None = None, floors: Floors | None = None
+    ) -> None:
         self.space = space
+        self._floors = floors
         self.most = min(most or space.count, space.count, space.layers)
         self._unit = space.layer_work if space.is_uniform else 1.0
         self._room = np.asarray(space.room if space.is_uniform else space.most_work, np.float64)
@@ -188,6 +203,8 @@ class Relaxation:
         slowest = space.overhead_s + space.seconds_per_byte * (self._unit * self._room + space.head_work)
         slow_s = float(slowest.max())
         fast_s = max(slow_s * 1e-6, _least(space.transfers[-1, :-1]))
+        if self._floors is not None:
+            fast_s = max(fast_s, self._floors.bottleneck_s)
         low = self.least
         while low <= self.most:
             high = min(self.most, low * 3 // 2)
@@ -201,6 +218,8 @@ class Relaxation:
         if not possible.any():
             return
         latency_s, price = self.latency_s(slow_s[possible], least, most, prices)
+        if self._floors is not None:
+            latency_s = np.maximum(latency_s, self._floors.latency_of(least, most))
         for i, seconds in zip(np.flatnonzero(possible), latency_s, strict=True):
             cost = self.space.objective.cost(float(seconds), times_s[i], least)
             if cost < inf:
@@ -242,11 +261,16 @@ class Relaxation:
 
 
 def bound_layouts(
-    space: SearchSpace, least: int = 1, most: int | None = None, *, is_close: bool = False
+    space: SearchSpace,
+    least: int = 1,
+    most: int | None = None,
+    *,
+    is_close: bool = False,
+    floors: Floors | None = None,
 ) -> tuple[Bound | None, list[Box]]:
     """What no layout of so many machines can exceed, with the most promising boxes; None where nothing fits. A close
     one takes some ten times as long."""
-    relaxation = Relaxation(space, least, most)
+    relaxation = Relaxation(space, least, most, floors)
     heap = list(relaxation.boxes())
     if not heap:
         return None, []
@@ -262,7 +286,8 @@ def bound_layouts(
             heapq.heappush(heap, part)
         if not heap:
             return None, []
-    return Bound(latency_s, relaxation.fastest_s(), exp(-heap[0].cost)), heapq.nsmallest(24, heap)
+    fastest_s = relaxation.fastest_s() if floors is None else floors.bottleneck_s
+    return Bound(latency_s, fastest_s, exp(-heap[0].cost)), heapq.nsmallest(24, heap)
 
 
 def _between(fast_s: float, slow_s: float) -> list[float]:

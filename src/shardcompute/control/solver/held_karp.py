@@ -12,12 +12,14 @@ from math import inf
 
 import numpy as np
 
+from shardcompute.control.solver.bounds import Floors
 from shardcompute.control.solver.cutting import Edges, window_minima
 from shardcompute.control.solver.space import Floats, Ints, SearchSpace
 
 EXACT_LIMIT = 12
 """Machines. The table doubles with each."""
 _SLACK = 1 + 1e-9
+_PRECISION = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,17 @@ class LayoutTable:
         return ExactLayout(tuple(order), edges, *self._space.times(order, edges))
 
 
+def exact_floors(
+    space: SearchSpace, at_least_s: float, least: int = 1, most: int | None = None
+) -> Floors | None:
+    """What no layout of few machines is better than, exactly; None where there is none."""
+    fastest = fastest_layout(space, at_least_s, least, most)
+    if fastest is None:
+        return None
+    shortest = {len(each.order): each.latency_s for each in LayoutTable(space).best(least, most)}
+    return Floors(shortest, fastest.bottleneck_s * (1 - 2 * _PRECISION))
+
+
 def fastest_layout(
     space: SearchSpace,
     at_least_s: float,
@@ -153,10 +166,10 @@ def fastest_layout(
     low, best = at_least_s, _first(LayoutTable(space).best(least, most))
     if best is None:
         return None
-    at_once = _first(LayoutTable(space, low * (1 + 1e-6)).best(least, most))
+    at_once = _first(LayoutTable(space, low * (1 + _PRECISION)).best(least, most))
     if at_once is not None:
         return at_once
-    while best.bottleneck_s > low * (1 + 1e-6) and not should_stop():
+    while best.bottleneck_s > low * (1 + _PRECISION) and not should_stop():
         middle = (low + best.bottleneck_s) / 2
         found = _first(LayoutTable(space, middle).best(least, most))
         if found is None:
