@@ -47,7 +47,7 @@ _BOUNDS = 5
 """How many compromises between the fastest slowest stage and the smallest sum are weighed."""
 QUICK_WORK = 350
 """What a quick search may do, in machines that were cut for."""
-_STEP_WORK = 6
+STEP_WORK = 6
 """What a round of local search counts for."""
 _THOROUGH_STEPS = 600
 _FILLED_ENDS = 64
@@ -102,7 +102,7 @@ class Search:
         self.best: Found | None = None
         self.best_by_count: dict[int, Found] = {}
         self.work = 0
-        """Machines that were cut for so far."""
+        """Machines that were cut for so far; rounds of local search count as several."""
         self.was_cut_short = False
         """There was more to look at; or this was a quick search, and a thorough one looks at more."""
         self._is_quick = is_quick
@@ -124,7 +124,7 @@ class Search:
         else:
             if self.bound is not None:
                 self._climb(
-                    QUICK_WORK // _STEP_WORK
+                    QUICK_WORK // STEP_WORK
                 )  # a good one soon, in case that there is no time for all orders
             self._weigh_all(self._every_order())
         if self.best is None:
@@ -147,7 +147,7 @@ class Search:
         if is_few:
             self._solve_exactly()
         if not is_few or self.best is None or self._is_quick:
-            self._climb(self._quick_work // _STEP_WORK)
+            self._climb(self._quick_work // STEP_WORK)
         if not is_few and not self._is_quick and not self._is_over():
             self._climb(_THOROUGH_STEPS)
             self._anneal()
@@ -159,7 +159,7 @@ class Search:
             least=self._min_machines,
             most=self._max_machines,
             steps=steps,
-            should_stop=self._is_over,
+            should_stop=self._is_over_after_step,
         )
         for each in found[:_CUT_FOR]:
             self._try_order(each.order)
@@ -251,6 +251,11 @@ class Search:
         is_over = self.best is not None and (self._has_done_enough() or self._should_stop())
         self.was_cut_short |= is_over
         return is_over
+
+    def _is_over_after_step(self) -> bool:
+        """As `_is_over`, asked in each round of local search."""
+        self.work += STEP_WORK
+        return self._is_over()
 
     def _has_done_enough(self) -> bool:
         return self._is_quick and self.work >= self._quick_work

@@ -12,9 +12,10 @@ def grow_ring(
     limits: Ints,
     machine_s: float = 0.0,
     seed: int | None = None,
+    least: int = 1,
     most: int | None = None,
 ) -> list[int] | None:
-    """An order in which machines with these limits have all layers, if one is found.
+    """An order in which at least so many machines with these limits have all layers, if one is found.
 
     Each machine is put where its detour is shortest; a machine costs `machine_s` besides what it takes. `seed` is put
     first.
@@ -51,7 +52,7 @@ def grow_ring(
         detours[step + 1] = near + hops[:-1, after] - hops[chosen, after]
         fixed[chosen] = full[chosen] = np.inf
         left -= int(limits[chosen])
-        if left <= 0:
+        if left <= 0 and step + 1 >= least:
             order = ring[1:-1]
             ended = order if _suffices(costs, order, limits) else _with_roomy_ends(costs, order, limits)
             if ended is not None:

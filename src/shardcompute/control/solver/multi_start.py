@@ -29,6 +29,8 @@ QUICK_STEPS = 60
 _TIMES = 2
 _SEEDS = 8
 _IMPROVED = 2
+_PASSES = 2
+_FAST = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20)
 _NO_LIMIT_S = 1e12
 _AROUND = np.geomspace(0.7, 3.0, 16)
 
@@ -51,8 +53,9 @@ def search_orders(
 ) -> list[CountedOrder]:
     """Good orders, the best first; none where no ring was found on which everything fits."""
     costs = OrderCosts(space)
-    starts = sorted(_starts(costs, boxes, least, most), key=lambda each: (each.found.cost, each.found.order))
     search = LocalSearch(costs, least, most, lambda: search.steps >= steps or should_stop())
+    grown = [*_starts(costs, boxes, least, most), *_fast_starts(costs, search, least, most)]
+    starts = sorted(grown, key=lambda each: (each.found.cost, each.found.order))
     found = {each.found.order: each.found for each in starts[:1]}
     seen: set[tuple[int, ...]] = set()
     for start in starts:
@@ -61,11 +64,24 @@ def search_orders(
         if start.found.order in seen:
             continue
         seen.add(start.found.order)
-        better = search.improve(list(start.found.order), start.bound_s, start.limits)
-        if better.cost < np.inf:
-            better = costs.judge(better.order, times_around(start.bound_s))
-            found[better.order] = better
+        better = _improve(costs, search, start)
+        found[better.order] = better
     return sorted(found.values(), key=lambda each: (each.cost, each.order))
+
+
+def _improve(costs: OrderCosts, search: LocalSearch, start: _GrownRing) -> CountedOrder:
+    """By local search, for the time that the ring was grown for and then for the one that turned out best."""
+    best, bound_s, limits = start.found, start.bound_s, start.limits
+    for _ in range(_PASSES):
+        better = search.improve(list(best.order), bound_s, limits)
+        if better.cost < np.inf:
+            judged = costs.judge(better.order, times_around(bound_s))
+            best = min(best, judged, key=lambda each: each.cost)
+        if best.bottleneck_s == bound_s:
+            break
+        bound_s = best.bottleneck_s
+        limits = layer_limits(costs.space, bound_s)
+    return best
 
 
 def times_around(bound_s: float) -> Floats:
@@ -80,11 +96,33 @@ def _starts(costs: OrderCosts, boxes: Sequence[Box], least: int, most: int | Non
         machine_s = _machine_s(space, box)
         seeds = 0 if bound_s == _NO_LIMIT_S else _SEEDS // (1 + 2 * place)
         for seed in [None, *_seeds(costs, limits, seeds)]:
-            order = grow_ring(costs, limits, machine_s, seed, most)
-            if order is not None and len(order) >= least:
+            order = grow_ring(costs, limits, machine_s, seed, least, most)
+            if order is not None:
                 found = costs.judge(order, times_around(bound_s))
                 if found.cost < np.inf:
                     yield _GrownRing(found, bound_s, limits)
+
+
+def _fast_starts(
+    costs: OrderCosts, search: LocalSearch, least: int, most: int | None
+) -> Iterator[_GrownRing]:
+    """Rings of the fastest machines, wherever they are."""
+    space = costs.space
+    fast = [int(i) for i in np.argsort(costs.layer_s, kind="stable")[: _FAST[-1]]]
+    for count in _FAST:
+        if not least <= count <= min(most or count, len(fast), space.layers):
+            continue
+        if costs.room[fast[:count]].sum() < space.layers:
+            continue
+        found = costs.judge(search.shorten(fast[:count]), times_around(_fluid_s(space, fast[:count])))
+        if found.cost < np.inf:
+            yield _GrownRing(found, found.bottleneck_s, layer_limits(space, found.bottleneck_s))
+
+
+def _fluid_s(space: SearchSpace, machines: list[int]) -> float:
+    """How long each of these takes if they share the work evenly."""
+    work = float(space.work_before[-1]) + space.head_work
+    return work / float((1 / space.seconds_per_byte[machines]).sum())
 
 
 def _promising(boxes: Sequence[Box]) -> list[tuple[float, Box]]:

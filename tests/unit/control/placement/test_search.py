@@ -9,13 +9,15 @@ import pytest
 
 from shardcompute.control import Model, NodeCapacity, Placement, Request, Unplaceable, place
 from shardcompute.control.placement.place import place_thoroughly
-from shardcompute.control.placement.search import QUICK_WORK, Search
+from shardcompute.control.placement.search import QUICK_WORK, STEP_WORK, Search
 from shardcompute.control.state import MeasuredLink
 
 MIB = 1 << 20
 LAYERS = 64
-WORST = 0.9
+WORST = 0.95
 """What a plan that is found quickly must be worth, of one that is searched for."""
+PROVEN = 0.995
+"""As much, where a bound says that nothing better is worth searching for."""
 
 
 def instance(machines: int, room: float, seed: int) -> Request:
@@ -59,7 +61,7 @@ def test_a_quick_plan_is_nearly_as_good_as_a_thorough_one(machines: int, room: f
         if isinstance(quick, Placement) and isinstance(thorough, Placement):
             assert quick.score >= WORST * thorough.score
             assert thorough.is_final
-            assert not quick.is_final or quick.score == thorough.score
+            assert not quick.is_final or quick.score >= PROVEN * thorough.score
 
 
 @pytest.mark.parametrize("machines", [5, 10, 32, 64])
@@ -67,8 +69,8 @@ def test_a_quick_plan_is_nearly_as_good_as_a_thorough_one(machines: int, room: f
 def test_a_quick_search_does_little_work(machines: int, room: float) -> None:
     search = Search(instance(machines, room, 1), is_quick=True)
     search.run()
-    # The step that is under way is done, and then one that fills the machines if nothing else was found.
-    assert search.work <= QUICK_WORK + 4 * machines + machines**2 // 8
+    # What is found is cut for, and the step that is under way is done.
+    assert search.work <= QUICK_WORK + 4 * machines + 4 * STEP_WORK
 
 
 def test_a_search_ends_when_it_should_with_the_best_so_far() -> None:
