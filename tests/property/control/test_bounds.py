@@ -143,3 +143,22 @@ def test_the_gap_of_a_plan_covers_what_is_missed(request: Request) -> None:
     ):
         # For one stream alone, or many alone, both the plan and the bound are exact.
         assert gap.gap < 0.001
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests(most=8, least=6))
+def test_more_machines_are_placed_if_and_only_if_they_can_be(request: Request) -> None:
+    """Against the exact table: closed links, unlike layers and machines of two kinds included."""
+    regulars = tuple(offer for offer in request.offers if not offer.is_standby)
+    request = replace(request, offers=regulars, policy=replace_fields(request.policy, machine_price=0.0))
+    plan = place(request)
+    usable = tuple(offer for offer in regulars if offer.memory_bytes > 0)
+    layouts = LayoutTable(space_of(replace(request, offers=usable))).best() if usable else []
+    assert isinstance(plan, Placement) == bool(layouts)
+    if not isinstance(plan, Placement):
+        return
+    assert len(plan.nodes) == len(plan.stages)
+    worth = score(request, plan.assignments)
+    assert worth.score == pytest.approx(plan.score)
+    if request.policy.latency_weight == 1.0:
+        assert worth.latency_s <= 1.1 * min(each.latency_s for each in layouts)

@@ -14,6 +14,7 @@ from shardcompute.control.state import Assignment, MeasuredLink
 from shardcompute.weights.held import HeldSizes
 
 NAMES = "abcdef"
+_MORE_NAMES = "abcdefgh"
 
 
 def make_model(layers: tuple[int, ...], ends: tuple[int, int] = (0, 0), **changes: object) -> Model:
@@ -77,10 +78,10 @@ def capacities(draw: st.DrawFn, name: str) -> NodeCapacity:
 
 
 @st.composite
-def requests(draw: st.DrawFn, most: int = 4) -> Request:
-    count = draw(st.integers(1, most))
-    offers = tuple(draw(capacities(name)) for name in NAMES[:count])
-    ends = [*NAMES[:count], "driver"]
+def requests(draw: st.DrawFn, most: int = 4, least: int = 1) -> Request:
+    count = draw(st.integers(least, most))
+    offers = tuple(draw(capacities(name)) for name in _MORE_NAMES[:count])
+    ends = [*_MORE_NAMES[:count], "driver"]
     links = tuple(
         MeasuredLink(a, b, draw(st.sampled_from([0.1, 2.0, 30.0])), 1e6, draw(st.integers(0, 9)) > 0)
         for a, b in combinations(sorted(ends), 2)

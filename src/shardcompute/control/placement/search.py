@@ -129,6 +129,8 @@ class Search:
             self._weigh_all(self._every_order())
         if self.best is None:
             self._weigh_filled()
+        if self.best is None and _ALL_ORDERS_LIMIT < count <= EXACT_LIMIT:
+            self._solve_exactly()  # whatever it takes: there may be one layout that fits
         if self.bound is not None and self.best is not None:
             is_proven = self.best.worth.score >= self.bound.score * (1 - _PROVEN)
             self.was_cut_short = self.was_cut_short and not is_proven
@@ -208,9 +210,9 @@ class Search:
         return None if found is None else found.worth
 
     def _with_index(self, order: list[int], extra: int) -> Score | None:
-        space = self._costs.space
+        space, hops = self._costs.space, self._costs.hops
         ring = np.array([space.count, *order, space.count])
-        detours = space.hops[ring[:-1], extra] + space.hops[extra, ring[1:]] - space.hops[ring[:-1], ring[1:]]
+        detours = hops[ring[:-1], extra] + hops[extra, ring[1:]] - hops[ring[:-1], ring[1:]]
         at = int(detours.argmin())
         bound_s = self.best.worth.bottleneck_s if self.best is not None else inf
         found = self._costs.judge([*order[:at], extra, *order[at:]], times_around(bound_s))

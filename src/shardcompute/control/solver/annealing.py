@@ -32,7 +32,7 @@ class Annealing:
         self._chance = random.Random(seed)
         self._least = least
         self._most = min(most or costs.space.count, costs.space.layers)
-        self._hops: list[list[float]] = costs.space.hops.tolist()
+        self._hops: list[list[float]] = costs.hops.tolist()
         self._limits: Ints = layer_limits(costs.space, bound_s)
         able = [int(i) for i in np.flatnonzero(self._limits > 0)]
         near = np.argsort(costs.space.hops[:-1, :-1], axis=1, kind="stable")[:, : _NEAR + 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardcompute.control.solver.space import Ints, OrderCosts
+from shardcompute.control.solver.space import CLOSED_S, Ints, OrderCosts
 
 
 def grow_ring(
@@ -21,7 +21,7 @@ def grow_ring(
     first.
     """
     space = costs.space
-    count, hops = space.count, space.hops
+    count, hops = space.count, costs.hops
     is_free = limits > 0
     most = min(most or space.layers, space.layers, int(is_free.sum()))
     fixed = np.where(is_free, space.overhead_s + machine_s * space.machines, np.inf)
@@ -39,7 +39,7 @@ def grow_ring(
             full, rates = fixed + costs.layer_s * taken, 1 / taken
         prices = (shortest + full) * rates
         chosen = seed if seed is not None and step == 0 else int(prices.argmin())
-        if not prices[chosen] < np.inf:
+        if not prices[chosen] < np.inf or shortest[chosen] >= CLOSED_S / 2:
             break
         at = int(detours[: step + 1, chosen].argmin())
         before, after = links[at]

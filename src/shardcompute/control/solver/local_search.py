@@ -85,7 +85,7 @@ class LocalSearch:
         return [order[0], *self._shorten(order[0], order[1:-1], order[-1]), order[-1]]
 
     def _shorten(self, start: int, order: list[int], stop: int) -> list[int]:
-        hops = self._costs.space.hops
+        hops = self._costs.hops
         for _ in range(2 * len(order)):
             ring = np.array([start, *order, stop])
             between = hops[ring[:, None], ring]
@@ -121,7 +121,7 @@ class LocalSearch:
         costs, space = self._costs, self._costs.space
         chosen = np.array(order)
         ring = np.array([space.count, *order, space.count])
-        arcs = space.hops[ring[:-1], ring[1:]]
+        arcs = costs.hops[ring[:-1], ring[1:]]
         outside = np.flatnonzero(limits > 0)
         outside = outside[~np.isin(outside, chosen)]
         own_s = space.overhead_s[chosen] + costs.layer_s[chosen] * shares.taken
@@ -131,7 +131,7 @@ class LocalSearch:
         yield from self._ending(order, ring, arcs)
         if not len(outside):
             return
-        to, back = space.hops[ring[:-1, None], outside], space.hops[outside, ring[1:, None]]
+        to, back = costs.hops[ring[:-1, None], outside], costs.hops[outside, ring[1:, None]]
         layer_s, fixed_s = costs.layer_s[outside], space.overhead_s[outside]
         full = limits[outside]
         gains = full * np.maximum(shares.marginal_s - layer_s, 0.0)
@@ -156,7 +156,7 @@ class LocalSearch:
         """With another machine as the last, which has the head to compute; or as the first."""
         if len(order) < 2:
             return
-        hops, chosen = self._costs.space.hops, ring[1:-1]
+        hops, chosen = self._costs.hops, ring[1:-1]
         freed = arcs[:-1] + arcs[1:] - hops[ring[:-2], ring[2:]]
         last_s = hops[ring[-2], chosen] + hops[chosen, -1] - arcs[-1] - freed + self._costs.head_s[chosen]
         for p in _smallest(last_s[:-1])[:2]:
@@ -166,7 +166,7 @@ class LocalSearch:
             yield [order[p], *order[:p], *order[p + 1 :]]
 
     def _droppable(self, ring: Ints, arcs: Floats, own_s: Floats, shares: _Shares) -> list[int]:
-        hops = self._costs.space.hops
+        hops = self._costs.hops
         gained = arcs[:-1] + arcs[1:] - hops[ring[:-2], ring[2:]] + own_s + shares.machine_s
         dropped = shares.taken * shares.marginal_s - gained
         dropped[shares.limits > shares.spare] = np.inf

@@ -149,16 +149,16 @@ def _seeds(costs: OrderCosts, limits: Ints, most: int) -> list[int]:
     """Machines that would be a good beginning: each of another neighbourhood."""
     space = costs.space
     with np.errstate(divide="ignore", invalid="ignore"):
-        prices = (space.overhead_s + costs.layer_s * limits + space.hops[-1, :-1] / 2) / limits
+        prices = (space.overhead_s + costs.layer_s * limits + costs.hops[-1, :-1] / 2) / limits
     prices[~(limits > 0)] = np.inf
     seeds: list[int] = []
     far = np.full(space.count, np.inf)
     ranked = [int(i) for i in np.argsort(prices, kind="stable") if prices[i] < np.inf]
-    typical_s = float(np.median(space.hops[:-1, :-1]))
+    typical_s = float(np.median(costs.hops[:-1, :-1]))
     for each in ranked:
         if len(seeds) >= most:
             break
         if far[each] >= typical_s / 2:
             seeds.append(each)
-            far = np.minimum(far, space.hops[each, :-1])
+            far = np.minimum(far, costs.hops[each, :-1])
     return seeds

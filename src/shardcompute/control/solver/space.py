@@ -15,6 +15,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _ROUNDING = 1e-9
+CLOSED_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,8 @@ class OrderCosts:
 
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
+        self.hops = np.minimum(space.hops, CLOSED_S)
+        """With a very long time for closed links, so that differences can be taken; no order with one is possible."""
         self.room = _mean_room(space)
         self.layer_s = space.seconds_per_byte * space.layer_work
         self.head_s = space.seconds_per_byte * space.head_work

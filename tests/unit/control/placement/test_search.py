@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
 from shardcompute.control import Model, NodeCapacity, Placement, Request, Unplaceable, place
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.placement.place import place_thoroughly
 from shardcompute.control.placement.search import QUICK_WORK, STEP_WORK, Search
 from shardcompute.control.state import MeasuredLink
@@ -96,3 +98,40 @@ def test_nothing_is_given_up_for_want_of_time() -> None:
         request = instance(8, 1.12, seed)
         quick, thorough = place(request), place_thoroughly(request, lambda: True)
         assert isinstance(quick, Unplaceable) is isinstance(thorough, Unplaceable)
+
+
+@pytest.mark.parametrize("stages", [1, 4, 11])
+def test_many_machines_are_cut_into_as_many_stages_as_were_asked_for(stages: int) -> None:
+    request = replace(instance(12, 14.0, 1), parallel=Parallelism(pp=stages))
+    plan = place(request)
+    assert isinstance(plan, Placement)
+    assert len(plan.stages) == stages
+
+
+def test_of_many_machines_the_slow_and_the_far_are_left_out_and_said_to_be() -> None:
+    request = instance(14, 4.0, 3)
+    plan = place(request)
+    assert isinstance(plan, Placement)
+    assert len(plan.stages) < 14
+    why = dict(plan.unused)
+    assert {*why} | plan.nodes == {offer.node for offer in request.offers}
+    assert any("that does not pay" in each for each in why.values())
+
+
+def test_a_machine_that_cannot_be_reached_is_planned_around() -> None:
+    request = instance(9, 1.7, 2)
+    plan = place(request)
+    assert isinstance(plan, Placement)
+    inner = plan.stages[1].node
+    ends = {"driver", *(offer.node for offer in request.offers)} - {inner}
+    closed = tuple(
+        MeasuredLink(link.a, link.b, link.rtt_s, link.bytes_per_s, is_open=False)
+        if inner in (link.a, link.b) and {link.a, link.b} & ends
+        else link
+        for link in request.links
+    )
+    around = place(replace(request, links=closed))
+    assert not isinstance(around, Placement) or inner not in around.nodes
+    roomy = place(replace(instance(9, 4.0, 2), links=closed))
+    assert isinstance(roomy, Placement)
+    assert inner not in roomy.nodes
