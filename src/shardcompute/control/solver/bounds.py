@@ -144,12 +144,10 @@ class Relaxation:
         costs = (taken * rates).sum(axis=1)
         costs[taken.sum(axis=1) < self._work * (1 - 1e-6)] = inf
         costs = costs.reshape(shape[:2])
-        bounds = costs + constants
+        bounds = costs + constants + float(self._head_s.min())
         known = len(prices) * len(self._ways_to_share)
-        told = bounds[0, :known].reshape(len(prices), -1).max(axis=1)
-        return np.asarray(bounds.max(axis=1) + float(self._head_s.min()), np.float64), prices[
-            int(told.argmax())
-        ]
+        best = int(bounds[0, :known].reshape(len(prices), -1).max(axis=1).argmax())
+        return np.asarray(bounds.max(axis=1), np.float64), prices[best]
 
     def first_prices(self, least: int) -> tuple[float, ...]:
         """What a machine may be paid for taking part, or charged: any such price gives a bound, see `_priced`."""
@@ -202,7 +200,9 @@ class Relaxation:
         space = self.space
         slowest = space.overhead_s + space.seconds_per_byte * (self._unit * self._room + space.head_work)
         slow_s = float(slowest.max())
-        fast_s = max(slow_s * 1e-6, _least(space.transfers[-1, :-1]))
+        # All machines together, were layers as fine as water.
+        fluid_s = (self._work * self._unit + space.head_work) / float((1 / space.seconds_per_byte).sum())
+        fast_s = max(fluid_s, _least(space.transfers[-1, :-1]), 1e-12)
         if self._floors is not None:
             fast_s = max(fast_s, self._floors.bottleneck_s)
         low = self.least
