@@ -54,7 +54,7 @@ def _cost(space: SearchSpace, order: Ints, edges: Edges) -> float:
 def _cut_alike(costs: OrderCosts, order: Ints, bounds_s: Floats) -> list[Edges | None]:
     layers = costs.space.layers
     found: list[Edges | None] = []
-    for limits in costs.limits(order, bounds_s * _SLACK):
+    for limits in costs.limits(order, bounds_s * _SLACK).astype(np.int64):
         if limits.min() < 1 or limits.sum() < layers:
             found.append(None)
             continue

@@ -102,7 +102,7 @@ class LocalSearch:
 
     def _shares(self, order: Ints, bounds: Floats, best: CountedOrder) -> _Shares:
         costs, space = self._costs, self._costs.space
-        limits = costs.limits(order, bounds)[0]
+        limits = costs.limits(order, bounds)[0].astype(np.int64)
         fast = np.argsort(costs.layer_s[order], kind="stable")
         more = (limits - 1)[fast]
         taken = np.ones(len(order), np.int64)

@@ -156,49 +156,63 @@ class OrderCosts:
         self.head_s = space.seconds_per_byte * space.head_work
         self.first_room = np.minimum(space.first_reach, self.room)
         self.last_room = np.minimum(space.layers - space.last_from, self.room)
+        self._flat_hops, self._flat_transfers = space.hops.ravel(), space.transfers.ravel()
 
-    def limits(self, order: Ints, bounds_s: Floats) -> Ints:
-        """Layers that each may have: by time, machine of the order."""
+    def limits(self, order: Ints, bounds_s: Floats) -> Floats:
+        """Layers that each may have, whole numbers and less than 1 where it cannot have any: by time, machine."""
         space = self.space
-        base_s = space.overhead_s[order].copy()
+        base_s = space.overhead_s[order]
         base_s[-1] += self.head_s[order[-1]]
         rooms = self.room[order]
         if len(order) == 1:
-            rooms = np.where(space.fits_whole[order], space.layers, 0)
+            rooms[0] = space.layers if space.fits_whole[order[0]] else 0
         else:
             rooms[0], rooms[-1] = self.first_room[order[0]], self.last_room[order[-1]]
         by_time = np.floor((bounds_s[:, None] - base_s) / self.layer_s[order] + _ROUNDING)
-        return np.clip(by_time, 0, rooms).astype(np.int64)
+        return np.asarray(np.minimum(by_time, rooms), np.float64)
 
-    def stages(self, order: Ints, bounds_s: Floats) -> tuple[Floats, Floats]:
-        """Latency of all stages, and the slowest, for each time; infinite where layers are left over."""
-        space = self.space
+    def stages(self, order: Ints, bounds_s: Floats) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+        """Latency of all stages, and the slowest, for each time; and whether no layer is left over."""
+        space, count = self.space, len(order)
         limits = self.limits(order, bounds_s)
-        possible = (limits.min(axis=1) >= 1) & (limits.sum(axis=1) >= space.layers)
-        fast = np.argsort(self.layer_s[order], kind="stable")
-        more = (limits - 1)[:, fast]
-        before = np.cumsum(more, axis=1) - more
-        taken = 1 + np.clip(space.layers - len(order) - before, 0, more)
-        stage_s = space.overhead_s[order][fast] + self.layer_s[order][fast] * taken
-        stage_s[:, fast == len(order) - 1] += self.head_s[order[-1]]
-        sums, slowest = stage_s.sum(axis=1), stage_s.max(axis=1)
-        return np.where(possible, sums, inf), np.where(possible, slowest, inf)
+        layer_s = self.layer_s[order]
+        fast = layer_s.argsort(kind="stable")
+        more = limits[:, fast] - 1
+        sums = more.cumsum(axis=1)
+        left = space.layers - count
+        taken = np.minimum(np.maximum(left + more - sums, 0), more)
+        base_s = space.overhead_s[order]
+        base_s[-1] += self.head_s[order[-1]]
+        stage_s = (base_s + layer_s)[fast] + layer_s[fast] * taken
+        is_possible = (more.min(axis=1) >= 0) & (sums[:, -1] >= left)
+        return stage_s.sum(axis=1), stage_s.max(axis=1), is_possible
 
     def judge(self, order: npt.ArrayLike, bounds_s: Floats) -> CountedOrder:
         """With the best of these times for the slowest stage."""
         chosen = np.asarray(order, np.int64)
-        ring_s, busiest_s = self.space.ring_s(chosen), self.space.busiest_s(chosen)
-        stages_s, slowest_s = self.stages(chosen, bounds_s)
-        latency_s, bottleneck_s = stages_s + ring_s, np.maximum(slowest_s, busiest_s)
-        objective, machines = self.space.objective, float(self.space.machines[chosen].sum())
+        driver = self.space.count
+        ring = np.empty(len(chosen) + 2, np.int64)
+        ring[0] = ring[-1] = driver
+        ring[1:-1] = chosen
+        ways = ring[:-1] * (driver + 1) + ring[1:]
+        ring_s = float(self._flat_hops[ways].sum())
+        if ring_s == inf:
+            return CountedOrder(tuple(chosen.tolist()), inf, inf, inf)
+        stages_s, slowest_s, is_possible = self.stages(chosen, bounds_s)
+        latency_s = stages_s + ring_s
+        bottleneck_s = np.maximum(slowest_s, float(self._flat_transfers[ways[:-1]].max()))
+        objective = self.space.objective
         weight = objective.latency_weight
-        is_possible = np.isfinite(latency_s)
-        slow_s, slowest = np.where(is_possible, latency_s, 1.0), np.where(is_possible, bottleneck_s, 1.0)
-        costs = weight * np.log(np.maximum(slow_s, _ROUNDING))
-        costs += (1 - weight) * np.log(np.maximum(slowest, _ROUNDING))
-        costs = np.where(is_possible, costs, inf)
-        best = int(np.argmin(costs))
-        total = float(costs[best]) + (machines - 1) * objective.machine_cost
+        costs = weight * np.log(np.maximum(latency_s, _ROUNDING))
+        costs += (1 - weight) * np.log(np.maximum(bottleneck_s, _ROUNDING))
+        costs[~is_possible] = inf
+        best = int(costs.argmin())
+        if costs[best] == inf:
+            return CountedOrder(tuple(chosen.tolist()), inf, inf, inf)
+        price = (float(self.space.machines[chosen].sum()) - 1) * objective.machine_cost
         return CountedOrder(
-            tuple(int(i) for i in chosen), total, float(latency_s[best]), float(bottleneck_s[best])
+            tuple(chosen.tolist()),
+            float(costs[best]) + price,
+            float(latency_s[best]),
+            float(bottleneck_s[best]),
         )
