@@ -131,6 +131,9 @@ class Search:
             self._weigh_filled()
         if self.best is None and _ALL_ORDERS_LIMIT < count <= EXACT_LIMIT:
             self._solve_exactly()  # whatever it takes: there may be one layout that fits
+        if self.best is not None:
+            # To the last digit what everybody else computes for these stages.
+            self.best = replace(self.best, worth=score(self._request, self.best.stages))
         if self.bound is not None and self.best is not None:
             is_proven = self.best.worth.score >= self.bound.score * (1 - _PROVEN)
             self.was_cut_short = self.was_cut_short and not is_proven
