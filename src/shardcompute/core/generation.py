@@ -23,6 +23,7 @@ MAX_GRAMMAR_BYTES = 1 << 16
 
 MAX_PATTERN_CHARS = 1 << 12
 """Of all regular expressions in a grammar, as if they were one: what they cost grows by the square of their length."""
+RECEIPT_PREFIX = "rcpt-"
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1 << 12
 """Of all stop strings of a request: each character is a state to be kept in memory."""
@@ -99,6 +100,13 @@ class GenerationRequest:
     """The name of the adapter to compute it with; "": the base alone."""
     pictures: tuple[Picture, ...] = ()
     """Those of the prompt, in its order: their rows are placeholders in it."""
+    receipt: str = ""
+    """The id of the receipt that its stages are to sign for (`security.receipts`); "": none is asked for."""
+
+    @property
+    def receipt_nonce(self) -> bytes:
+        """What stages are told of that. ValueError where it is no id."""
+        return bytes.fromhex(self.receipt.removeprefix(RECEIPT_PREFIX))
 
     @property
     def prefix_scope(self) -> tuple[str, str, str]:

@@ -81,6 +81,8 @@ class Opening:
     patches: tuple[bytes, ...] = field(default=(), repr=False)
     """For the first stage, a picture's each; empty ones are of pictures whose rows are not computed (`prefix`). To
     other stages none are sent."""
+    receipt_nonce: bytes = b""
+    """Not empty: every stage signs for what it computes of the session (`security.receipts`)."""
 
     @property
     def patch_count(self) -> int:

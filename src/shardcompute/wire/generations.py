@@ -21,6 +21,7 @@ from shardcompute.core.pictures import MAX_PICTURES
 
 MOST_TIMINGS_BYTES = 256 << 10
 MOST_MEASURES = 256
+MOST_RECEIPT_BYTES = 4 << 20
 RELEASED = "Released"
 """The code of a generation that the host gives back unfinished: whoever asked goes on with it elsewhere."""
 
@@ -85,8 +86,16 @@ class HostLoad(msgspec.Struct, frozen=True, array_like=True, tag=46):
     router: Annotated[dict[Name, float], msgspec.Meta(max_length=MOST_MEASURES)]
 
 
+class ReceiptMade(msgspec.Struct, frozen=True, array_like=True, tag=47):
+    """The receipt of an answer that was computed here, as its JSON (`security.receipts`), compressed. Empty: there is
+    none."""
+
+    receipt: Name
+    content: Annotated[bytes, msgspec.Meta(max_length=MOST_RECEIPT_BYTES)]
+
+
 GenerationMessage: TypeAlias = (
-    Generate | Begun | Generated | GenerationFailed | CancelGeneration | StepTimed | HostLoad
+    Generate | Begun | Generated | GenerationFailed | CancelGeneration | StepTimed | HostLoad | ReceiptMade
 )
 
 

@@ -34,6 +34,9 @@ VERSION_MAX = 2
 ID_BYTES = 4
 MOST_STAGES = 1024
 """More than any chain has."""
+MOST_NONCE_BYTES = 16
+MOST_SIGNED_BYTES = 256 << 10
+MOST_CERTIFICATE_BYTES = 8 << 10
 
 Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
@@ -155,6 +158,8 @@ class SessionOpen(msgspec.Struct, frozen=True, array_like=True):
     """What every stage computes the session with; "": the base alone."""
     pictures: Pictures = []
     """Those of its prompt, in order."""
+    receipt_nonce: Annotated[bytes, msgspec.Meta(max_length=MOST_NONCE_BYTES)] = b""
+    """Not empty: every stage signs for what it computes of the session (`security.receipts`)."""
 
     def sampling(self) -> Sampling:
         """The sampling parameters, as unchecked as they came: `decoding.validate_sampling` judges them."""
@@ -285,6 +290,28 @@ class PathSwitched(msgspec.Struct, frozen=True, array_like=True, tag=15):
     the one of several that a link will go on on."""
 
 
+class SessionCommit(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """Of this session the first `length` rows are kept: sign for them, and pass this on along the chain. `is_over`: the
+    answer has ended, and no more of it has to be remembered for that."""
+
+    chain: Name
+    epoch: Number
+    session: Number
+    length: Position
+    is_over: bool
+
+
+class StageSigned(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """A stage signs for rows of a session, to the session's driver: a `security.receipts.StageTranscript` with what is
+    new in it, as MessagePack, and the certificate of the key. `is_over`: the answer to a `SessionCommit` that was."""
+
+    chain: Name
+    session: Number
+    signed: Annotated[bytes, msgspec.Meta(max_length=MOST_SIGNED_BYTES)]
+    certificate: Annotated[str, msgspec.Meta(max_length=MOST_CERTIFICATE_BYTES)]
+    is_over: bool
+
+
 DataMessage: TypeAlias = (
     Hello
     | Welcome
@@ -301,6 +328,8 @@ DataMessage: TypeAlias = (
     | CollectiveFrame
     | JoinWorld
     | PathSwitched
+    | SessionCommit
+    | StageSigned
 )
 Message: TypeAlias = DataMessage | ControlMessage
 

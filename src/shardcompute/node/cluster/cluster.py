@@ -130,6 +130,7 @@ class Cluster:
                 lambda chain, node: self.coordinator.lost_host(chain, node),
             ),
             on_overdue=lambda overdue: self.coordinator.step_overdue(overdue),
+            credentials=lambda: self._endpoint.credentials,
         )
 
     def _open_coordinator(self) -> Coordinator:

@@ -13,6 +13,7 @@ from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Frame, Opening, SessionRows
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape
+from shardcompute.node.driver.receipts.collector import ReceiptCollector
 from shardcompute.node.rpc.commands import Attach, Peer, StepLimits
 from shardcompute.node.rpc.frames import (
     REPLAY,
@@ -24,7 +25,18 @@ from shardcompute.node.rpc.frames import (
     timings_of,
 )
 from shardcompute.node.rpc.session_ids import namespace_of
-from shardcompute.wire import Body, Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
+from shardcompute.wire import (
+    Body,
+    Link,
+    LinkPump,
+    Message,
+    SessionClose,
+    SessionCommit,
+    StageSigned,
+    StageTiming,
+    StepFailed,
+    StepResult,
+)
 from shardcompute.wire.control import StepOverdue
 
 log = logging.getLogger(__name__)
@@ -83,6 +95,22 @@ class RemoteChain:
     def close_sessions(self, sessions: Sequence[int]) -> None:
         self._outbox.put((SessionClose(self.address.chain, list(sessions), self.address.epoch), ()))
 
+    @property
+    def chain(self) -> str:
+        return self.address.chain
+
+    @property
+    def epoch(self) -> int:
+        return self.address.epoch
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        return self.address.nodes
+
+    def commit_session(self, session: int, length: int, *, is_over: bool) -> None:
+        """Have every stage sign for these rows (`receipts.record.SigningPort`)."""
+        self._outbox.put((SessionCommit(self.chain, self.epoch, session, length, is_over), ()))
+
     def replay(self, work: SessionRows, opening: Opening | None) -> None:
         self.send(Frame(REPLAY, (work,), () if opening is None else (opening,)))
 
@@ -130,8 +158,10 @@ class DriverLinks:
         on_link_broken: Callable[[str], None],
         on_timings: OnTimings | None = None,
         on_overdue: OnOverdue = lambda overdue: None,
+        receipts: ReceiptCollector | None = None,
     ) -> None:
         self._dial = dial
+        self._receipts = receipts
         self._on_link_broken = on_link_broken
         self._on_overdue = on_overdue
         self._on_timings = on_timings
@@ -226,6 +256,9 @@ class DriverLinks:
 
     def take(self, message: Message, body: memoryview, sender: str) -> None:
         """A message that node `sender` sent us; heard from the stages of its chain alone."""
+        if isinstance(message, StageSigned) and self._receipts is not None:
+            # Also of an epoch that is over: those who are left sign for it when the next begins.
+            self._receipts.take(message, sender)
         if not isinstance(message, StepResult | StepFailed):
             return
         with self._lock:

@@ -37,6 +37,7 @@ from shardcompute.decoding.router import PipeLoad
 from shardcompute.node.driver.flights import Flights, Lookout
 from shardcompute.node.driver.generation import Emit, Generation, GenerationText, Landing
 from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad, check_request, picture_bytes
+from shardcompute.node.driver.receipts.collector import ReceiptCollector, check_receipt
 from shardcompute.node.driver.repair_wait import QUIET_S, RepairWait
 from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits
 from shardcompute.node.driver.sessions.kv_budget import KvBudget
@@ -91,12 +92,14 @@ class Driver:
         *,
         first_session: int = 1,
         drafters: Sequence[Drafter] = (),
+        receipts: ReceiptCollector | None = None,
         call_later: CallLater = start_timer,
         patience: Patience = ROUND_PATIENCE,
         quiet_s: float = QUIET_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer = tokenizer
+        self._receipts = receipts
         self._clock = clock
         self._limits = limits
         self._lock = threading.Lock()
@@ -152,6 +155,7 @@ class Driver:
         Raises UsageError or PromptTooLongError for what cannot work, QueueFullError when too many wait.
         """
         check_request(request, self._limits)
+        check_receipt(request, self._receipts)
         room = self._limits.context_length - len(request.prompt)
         request = replace(request, max_tokens=min(request.max_tokens, room))
         with self._deciding():
@@ -168,6 +172,8 @@ class Driver:
             answer = GenerationText(request, self._tokenizer)
             generation = Generation(session, answer, emit, self._clock())
             self._generations[session.id] = generation
+            if self._receipts is not None:
+                generation.record = self._receipts.begin(session.id, request, len(answered))
             if answered:
                 session.known.extend(choice.id for choice in answered)
                 session.scored = session.prompt_length if request.prompt_logprobs is not None else 0
@@ -254,7 +260,9 @@ class Driver:
                 self._chain_effects.put(partial(port.close_sessions, sorted(ended)))
                 self._ended = []
             for session in self._scheduler.running.values():
+                self._cut_receipt(session, port)
                 self._resume(session, port, shape, resumption)
+                self._go_on_receipt(session, port)
             self._port, self._stages = port, shape.stages
             self._fill()
 
@@ -441,6 +449,7 @@ class Driver:
             for opening in frame.openings:
                 generation = self._generations[opening.session]
                 generation.started_s = generation.started_s or now
+                self._open_receipt(generation, frame, opening)
             self._flights.depart(frame, now)
             self._chain_effects.put(partial(self._send, self._port, frame))
 
@@ -605,10 +614,46 @@ class Driver:
                 delta = replace(delta, prompt=(TokenChoice(request.prompt[0]), *scores))
         if delta.finish is not None:
             delta = replace(delta, timings=generation.timings(self._speculator.stats_of(session.id), now))
+            self._finish_receipt(generation)
             self._end(generation)
         self._deltas.put(partial(self._emit, generation, delta))
 
+    # Receipts: nothing of it happens in answers that want none
+
+    def _open_receipt(self, generation: Generation, frame: Frame, opening: Opening) -> None:
+        record, session = generation.record, generation.session
+        if record is not None and self._receipts is not None:
+            record.opened(self._port, frame.sequence, opening, len(session.known) - 1)
+            self._receipts.expect(record)
+
+    def _cut_receipt(self, session: Session, port: ChainPort) -> None:
+        """Have those sign who computed what is known of a session, before others go on with it."""
+        generation = self._generations.get(session.id)
+        if generation is not None and generation.record is not None:
+            generation.record.cut(port, len(session.known) - 1, self._chain_effects.put)
+
+    def _go_on_receipt(self, session: Session, port: ChainPort) -> None:
+        generation = self._generations.get(session.id)
+        if generation is None or generation.record is None:
+            return
+        if session.is_opened:
+            generation.record.resumed(port, len(session.known) - 1)
+        else:
+            generation.record.restarted(len(session.known) - 1)
+
+    def _finish_receipt(self, generation: Generation) -> None:
+        record, session = generation.record, generation.session
+        if record is None or self._receipts is None:
+            return
+        # With drafts, tokens behind the last of the answer may be known already.
+        tokens = session.known[: session.prompt_length + generation.answer.count]
+        if record.finish(tokens, self._chain_effects.put):
+            generation.record = None
+            self._timers.put(partial(self._receipts.finish, record))
+
     def _end(self, generation: Generation) -> None:
+        if generation.record is not None and self._receipts is not None:
+            self._timers.put(partial(self._receipts.abandon, generation.record))
         self._scheduler.remove(generation.session)
         self._generations.pop(generation.session.id, None)
         self._speculator.forget(generation.session.id)
@@ -621,6 +666,9 @@ class Driver:
             return
         self._freed_after = self._flights.last_sent
         if self._port is not None:
+            for id in sessions:
+                if (generation := self._generations.get(id)) is not None:
+                    self._cut_receipt(generation.session, self._port)
             self._chain_effects.put(partial(self._port.close_sessions, sessions))
         else:
             self._ended.extend(sessions)

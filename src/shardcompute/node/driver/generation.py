@@ -23,6 +23,7 @@ from shardcompute.core.generation import (
 from shardcompute.core.steps import Frame
 from shardcompute.decoding import StopMatcher
 from shardcompute.models.detokenizer import StreamingDetokenizer
+from shardcompute.node.driver.receipts.record import AnswerRecord
 from shardcompute.node.driver.sessions.session import Session
 from shardcompute.node.driver.speculator import DraftStats
 from shardcompute.node.rpc.commands import UNCHANGED, ShapeChange
@@ -156,6 +157,8 @@ class Generation:
     submitted_s: float
     started_s: float = 0.0
     first_token_s: float = 0.0
+    record: AnswerRecord | None = None
+    """Of an answer that is to have a receipt."""
     is_cancelled: bool = False
     """Nobody wants to hear of it any more."""
     journey: Journey = field(default_factory=Journey)

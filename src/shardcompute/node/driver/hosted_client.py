@@ -29,6 +29,7 @@ from shardcompute.wire.generations import (
     Generated,
     GenerationFailed,
     HostLoad,
+    ReceiptMade,
     StepTimed,
     pack_request,
     patches_in,
@@ -61,8 +62,10 @@ class HostedDriverClient:
         on_lost: Callable[[HostedDriverClient], None],
         on_step: Callable[[HostedDriverClient, str, Sequence[StageTiming]], None],
         name: str = "",
+        on_receipt: Callable[[str, bytes], None] = lambda receipt, packed: None,
     ) -> None:
         self.node = node
+        self._on_receipt = on_receipt
         self.name = name or node
         self.is_lost = False
         self._on_lost = on_lost
@@ -137,6 +140,8 @@ class HostedDriverClient:
                 handed.on_session(message.session)
         elif isinstance(message, StepTimed):
             self._on_step(self, message.chain, _timings_of(message))
+        elif isinstance(message, ReceiptMade):
+            self._on_receipt(message.receipt, message.content)
         elif isinstance(message, HostLoad):
             with self._lock:
                 # Of no more chains than it was given, whatever it says.
@@ -172,6 +177,8 @@ class HostedDrivers:
         self._is_closed = False
         self.on_step: Callable[[str, Sequence[StageTiming]], None] = lambda chain, timings: None
         """Hears how the stages of a chain that is driven elsewhere spent their time on a step."""
+        self.on_receipt: Callable[[str, bytes], None] = lambda receipt, packed: None
+        """Hears of receipts that were made elsewhere."""
 
     def host(self, chain: str, node: str, url: str, name: str = "") -> None:
         """From now on generations of this chain go there; people know the node by this name. Raises LinkError."""
@@ -179,7 +186,9 @@ class HostedDrivers:
             known = next(
                 (host for host in self._hosts.values() if host.node == node and not host.is_lost), None
             )
-        host = known or HostedDriverClient(node, self._dial(Peer(node, url)), self._lost, self._timed, name)
+        host = known or HostedDriverClient(
+            node, self._dial(Peer(node, url)), self._lost, self._timed, name, self.on_receipt
+        )
         with self._lock:
             former = self._hosts.get(chain)
             if not self._is_closed:

@@ -27,6 +27,7 @@ from shardcompute.security.certificates import read_peer
 from shardcompute.security.names import Role
 from shardcompute.wire import Link, Message, StageTiming
 from shardcompute.wire.generations import (
+    MOST_RECEIPT_BYTES,
     RELEASED,
     Begun,
     CancelGeneration,
@@ -34,6 +35,7 @@ from shardcompute.wire.generations import (
     Generated,
     GenerationFailed,
     HostLoad,
+    ReceiptMade,
     StepTimed,
     pack_delta,
     unpack_request,
@@ -91,6 +93,11 @@ class HostedDriverServer:
         """A step of a chain is done; told to whoever has generations there."""
         if any(hosted.chain == chain for hosted in list(self._generations.values())):
             self._outbox.put(StepTimed(chain, packed))
+
+    def made_receipt(self, receipt: str, packed: bytes) -> None:
+        """Of an answer that was asked for over this link, or another."""
+        if len(packed) <= MOST_RECEIPT_BYTES:
+            self._outbox.put(ReceiptMade(receipt, packed))
 
     def _report(self) -> None:
         """Tell how busy the drivers are, where that is another thing than last time."""
@@ -180,6 +187,8 @@ class DriverHost:
             on_link_broken,
             on_step=self._timed,
             on_overdue=on_overdue,
+            credentials=lambda: endpoint.credentials,
+            on_receipt=self._made_receipt,
         )
         self._executor = DriverCommandExecutor(self.pool, endpoint.dialler("weights"))
         self._lock = threading.Lock()
@@ -241,6 +250,12 @@ class DriverHost:
             packed = msgspec.msgpack.encode(timings)
             for server in servers:
                 server.timed(chain, packed)
+
+    def _made_receipt(self, receipt: str, packed: bytes) -> None:
+        with self._lock:
+            servers = list(self._servers)
+        for server in servers:
+            server.made_receipt(receipt, packed)
 
     def _retire(self, chain: str) -> None:
         with self._lock:

@@ -23,6 +23,8 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.receipts.collector import ReceiptCollector, check_receipt
+from shardcompute.node.driver.receipts.store import ReceiptStore
 from shardcompute.node.driver.repair_wait import QUIET_S
 from shardcompute.node.rpc.commands import Attach, Peer, Unservable
 from shardcompute.node.rpc.frames import timings_of
@@ -30,6 +32,7 @@ from shardcompute.node.rpc.session_ids import choose_namespace, first_session
 from shardcompute.node.service import KvUse, ServedModel, ServiceLoad, with_adapters
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.node.telemetry.traffic import WireTraffic
+from shardcompute.security.credentials import Credentials
 from shardcompute.wire import Link, Message, StageTiming
 
 if TYPE_CHECKING:
@@ -96,19 +99,26 @@ class DriverPool:
         hosted: HostedDrivers | None = None,
         on_step: OnTimings | None = None,
         on_overdue: OnOverdue = lambda overdue: None,
+        credentials: Callable[[], Credentials] | None = None,
+        on_receipt: Callable[[str, bytes], None] = lambda receipt, packed: None,
     ) -> None:
         """`hosted` knows the chains that workers drive; without it all of them are driven here. `on_step`
         hears how stages spent their time on each step, `on_overdue` of steps whose results are missed. Streams
         wait `patience_s` for a model that nobody can serve any more, and `quiet_s` for one whose loading comes no
-        further."""
+        further. With `credentials` answers can have receipts, of which `on_receipt` hears."""
         self.url = url
         self._hosted = hosted
         self._on_step = on_step
         if hosted is not None:
             hosted.on_step = self._keep_hosted_timings
+            hosted.on_receipt = self._keep_hosted_receipt
+        self.receipts = ReceiptStore()
+        self._collector = (
+            None if credentials is None else ReceiptCollector(credentials, self.receipts, on_made=on_receipt)
+        )
         self.session_namespace = choose_namespace()
         self.requests = RequestLog(stage_times=self._stage_times)
-        self._links = DriverLinks(dial, on_link_broken, self._keep_timings, on_overdue)
+        self._links = DriverLinks(dial, on_link_broken, self._keep_timings, on_overdue, self._collector)
         self._lock = threading.Lock()
         self._models: dict[str, PoolModel] = {}
         self._chains: dict[str, _PoolChain] = {}
@@ -213,6 +223,7 @@ class DriverPool:
                     limits,
                     first_session=first,
                     drafters=model.drafters,
+                    receipts=self._collector,
                     quiet_s=self._quiet_s,
                 )
                 chain = self._chains[command.chain] = _PoolChain(command.model, driver)
@@ -382,6 +393,9 @@ class DriverPool:
         name, request = found.name, replace(request, adapter=adapter)
         chain, driver = self._choose_driver(name)
         deltas = DeltaStream()
+        check_receipt(request, self._collector)
+        if request.receipt:
+            self.receipts.expect(request.receipt, request.caller)
         with self.requests.open(name, chain, request) as entry:
 
             def begun(session: int) -> None:
@@ -444,6 +458,10 @@ class DriverPool:
     def _keep_hosted_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
         """A worker that drives a chain tells of its stages, and of nobody else."""
         self._keep_timings(chain, timings_of(timings, self._links.nodes_of(chain)))
+
+    def _keep_hosted_receipt(self, receipt: str, packed: bytes) -> None:
+        """A worker that drives a chain has made a receipt, which it signed."""
+        self.receipts.put(receipt, packed)
 
     def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
         self._traffic.count(timings, chain)

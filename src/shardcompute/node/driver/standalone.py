@@ -72,6 +72,7 @@ class StandaloneDriver:
             self._endpoint.url,
             self._link_broken,
             on_overdue=lambda overdue: self._control.report(overdue),
+            credentials=lambda: self._endpoint.credentials,
         )
         self._executor = DriverCommandExecutor(self.pool, self._endpoint.dialler("weights"))
         self.quota = LedgerClient(

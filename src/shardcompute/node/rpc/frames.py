@@ -70,6 +70,8 @@ def opened_of(opening: Opening) -> SessionOpen:
     opened = open_session(opening.session, opening.sampling, opening.prompt_length, opening.prompt_logprobs)
     if opening.adapter:
         opened = replace(opened, adapter=opening.adapter)
+    if opening.receipt_nonce:
+        opened = replace(opened, receipt_nonce=opening.receipt_nonce)
     if opening.spans:
         opened = replace(opened, pictures=_headers(opening))
     prefix = opening.prefix
@@ -128,6 +130,7 @@ def opening_of(opened: SessionOpen) -> Opening:
             PictureSpan(each.start, each.count, (each.frames, each.rows, each.columns))
             for each in opened.pictures
         ),
+        receipt_nonce=opened.receipt_nonce,
     )
 
 

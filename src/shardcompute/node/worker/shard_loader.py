@@ -44,6 +44,7 @@ from shardcompute.node.weights.originals import open_original
 from shardcompute.node.weights.pieces import Supplier
 from shardcompute.node.worker.memory.offer import MemoryOffer, RecoveryPolicy
 from shardcompute.node.worker.ranks.shares import ShareOpening, of_whole_layers
+from shardcompute.node.worker.receipts.claims import ClaimStage
 from shardcompute.node.worker.service_pace import ServicePace
 from shardcompute.node.worker.speed_probe import ShardSpeed, measure_shard, shape_of_card
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
@@ -95,6 +96,8 @@ class ShardOptions:
     """When memory that ran out is offered again."""
     find_holders: Callable[[], Sequence[str]] = lambda: ()
     """Where nodes are said to be that hold weights; asked when all who are known cannot give them."""
+    claim: ClaimStage | None = None
+    """What stages say in receipts that they are; None: they sign for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +284,13 @@ class ShardLoader:
         drafts = stage.is_last and leads and draft_head_bytes(card) > 0
         if drafts and can_draft(card.spec, backend):
             runtime.await_drafter()
+        claims = self._options.claim
+        claim = None if claims is None else claims(card, stage, backend, command.kv_type)
         if ranked is None:
             pace = ServicePace(speed.stage, speed.stage.row_s * kv_token_bytes / read_bytes)
-            self._stages.add(key, runtime, pace)
+            self._stages.add(key, runtime, pace, claim)
         else:
-            self._stages.add_rank(key, runtime, ranked.share, ranked.leader)
+            self._stages.add_rank(key, runtime, ranked.share, ranked.leader, claim)
         with self._lock:
             shard = Shard(command.chain, command.model, command.start, command.stop, size, command.tensor)
             self._held[key] = _Held(shard, parts.log_bytes)

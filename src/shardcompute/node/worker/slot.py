@@ -13,6 +13,7 @@ from shardcompute.node.rpc.step_times import STAGE_PATIENCE, StepTimes
 from shardcompute.node.worker.activation_log import ActivationLog
 from shardcompute.node.worker.ranks.groups import RankMeeting
 from shardcompute.runtime.stage import StageRuntime
+from shardcompute.security.receipts.records import StageClaim
 from shardcompute.wire import StepFrame
 
 _RANKS_S = 60.0
@@ -128,6 +129,8 @@ class StageSlot:
     """What the shard's steps took."""
     ranks: RankMeeting | None = None
     """Those with whom it computes in this epoch, where there are others."""
+    claim: StageClaim | None = None
+    """What it says in receipts that it is; None: it signs for nothing."""
     _newest: dict[int, int] = field(default_factory=dict)
     """By the namespace of its sessions, the number of each driver's last frame."""
 

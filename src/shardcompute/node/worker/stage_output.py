@@ -19,6 +19,7 @@ from shardcompute.node.rpc.frames import segment_of, step_failed, step_result, w
 from shardcompute.node.worker.activation_log import Chunk, replay_frames
 from shardcompute.node.worker.codec_choice import choose_codec
 from shardcompute.node.worker.peer_links import PeerLinks
+from shardcompute.node.worker.receipts.stage_receipts import StageReceipts, StepRows
 from shardcompute.node.worker.slot import StageRoute, StageSlot
 from shardcompute.wire import Codec, StageTiming, StepFrame, find_codec
 
@@ -28,8 +29,9 @@ log = logging.getLogger(__name__)
 class StageOutput:
     """Of all stages of a worker, over its links. Of the computing thread alone."""
 
-    def __init__(self, links: PeerLinks) -> None:
+    def __init__(self, links: PeerLinks, receipts: StageReceipts) -> None:
         self._links = links
+        self._receipts = receipts
 
     def of_step(
         self,
@@ -40,10 +42,13 @@ class StageOutput:
         out: Array | list[Picked],
         drafts: Sequence[Draft],
         timing: StageTiming,
+        body: memoryview,
     ) -> Callable[[], None]:
-        """What sends a step: its results to the driver, or activations to the next stage."""
+        """What sends a step: its results to the driver, or activations to the next stage. `body` is what came with the
+        frame."""
         if not isinstance(out, list):
-            return self._passed_on(slot, frame, work, openings, out, timing)
+            return self._passed_on(slot, frame, work, openings, out, timing, body)
+        self._note(slot, frame, body, work, openings, out)
         if frame.replay:
             return _send_nothing
         # The end of the chain: results straight to the driver.
@@ -76,6 +81,7 @@ class StageOutput:
         openings: Sequence[Opening],
         out: Array,
         timing: StageTiming,
+        received: memoryview,
     ) -> Callable[[], None]:
         """Log what the next stage gets, as it gets it, and send it on unless it has that already."""
         started = time.perf_counter()
@@ -83,7 +89,9 @@ class StageOutput:
         codec = self._choose_codec(slot.route, rows, width)
         # The executor reuses its output; log and link keep what they are given.
         packed = codec.rows.pack(np.array(out, dtype=np.float32))
-        slot.log.append(work, openings, Chunk(codec.rows.name, width, packed))
+        chunk = Chunk(codec.rows.name, width, packed)
+        slot.log.append(work, openings, chunk)
+        self._note(slot, frame, received, work, openings, chunk)
         if frame.replay:
             return _send_nothing
         body = codec.wrap(packed)
@@ -105,6 +113,20 @@ class StageOutput:
             timings=[*frame.timings, sent],
         )
         return lambda: self._links.send(slot.route.next, passed, body)
+
+    def _note(
+        self,
+        slot: StageSlot,
+        frame: StepFrame,
+        body: memoryview,
+        work: Sequence[SessionRows],
+        openings: Sequence[Opening],
+        out: Chunk | list[Picked],
+    ) -> None:
+        """For those answers that are to have a receipt."""
+        if slot.claim is not None and self._receipts.concerns(frame.chain, work, openings):
+            driver = slot.route.owner([part.session for part in work])
+            self._receipts.computed(StepRows(frame, body, work, openings, out, slot.claim, driver))
 
     def _choose_codec(self, route: StageRoute, rows: int, width: int) -> Codec:
         rate = self._links.bytes_per_s(route.next)

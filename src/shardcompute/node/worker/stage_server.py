@@ -40,6 +40,7 @@ from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience, StepTimes
 from shardcompute.node.worker.activation_log import ActivationLog
 from shardcompute.node.worker.peer_links import PeerLinks
 from shardcompute.node.worker.ranks.groups import RankGroups, RankMeeting
+from shardcompute.node.worker.receipts.stage_receipts import StageReceipts
 from shardcompute.node.worker.service_pace import ServicePace, ShardPace
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.node.worker.stage_output import StageOutput
@@ -48,10 +49,13 @@ from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.overlap import next_item
 from shardcompute.runtime.picture_encoding import PictureEncoding
 from shardcompute.runtime.stage import PendingFrame, StageRuntime
+from shardcompute.security.credentials import Credentials
+from shardcompute.security.receipts.records import StageClaim
 from shardcompute.wire import (
     Link,
     Message,
     SessionClose,
+    SessionCommit,
     StageTiming,
     StepFrame,
     find_codec,
@@ -114,12 +118,14 @@ class StageServer:
         on_out_of_memory: Callable[[ShardKey, DeviceMemoryError], None] = lambda key, error: None,
         on_pace: Callable[[ShardKey, ShardPace], None] = lambda key, pace: None,
         ranks: RankGroups | None = None,
+        credentials: Callable[[], Credentials] | None = None,
         log_bytes: int = MOST_LOG_BYTES,
         patience: Patience = STAGE_PATIENCE,
         rest_s: float = _REST_S,
     ) -> None:
-        """`ranks`: the groups of those who compute stages together; this server leads in some. Where nothing has come
-        in for `rest_s`, memory is given back that only steps need."""
+        """`ranks`: the groups of those who compute stages together; this server leads in some. `credentials`: with what
+        it signs for answers that are to have a receipt. Where nothing has come in for `rest_s`, memory is given back
+        that only steps need."""
         self._node = node
         self._ranks = ranks or RankGroups(dial, on_link_broken)
         self._ranks.on_beat = self._beat
@@ -130,7 +136,8 @@ class StageServer:
         self._is_rested = True
         self._trace = StepTrace()
         self._links = PeerLinks(dial, on_link_broken)
-        self._output = StageOutput(self._links)
+        self._receipts = StageReceipts(credentials, self._links.send)
+        self._output = StageOutput(self._links, self._receipts)
         self._most_log_bytes = log_bytes
         self._log_bytes = log_bytes
         self._lock = threading.Lock()
@@ -138,6 +145,7 @@ class StageServer:
         self._runtimes: dict[ShardKey, StageRuntime] = {}
         self._times: dict[ShardKey, StepTimes] = {}
         self._paces: dict[ShardKey, ServicePace] = {}
+        self._claims: dict[ShardKey, StageClaim] = {}
         self._slots: dict[str, StageSlot] = {}
         self._fences: dict[str, int] = {}
         self._is_closed = False
@@ -153,10 +161,19 @@ class StageServer:
 
     # What the coordinator asks
 
-    def add(self, key: ShardKey, runtime: StageRuntime, pace: ServicePace | None = None) -> None:
-        """Take a shard in; where its steps take clearly longer than before, or less long, that is told by `pace`."""
+    def add(
+        self,
+        key: ShardKey,
+        runtime: StageRuntime,
+        pace: ServicePace | None = None,
+        claim: StageClaim | None = None,
+    ) -> None:
+        """Take a shard in; where its steps take clearly longer than before, or less long, that is told by `pace`. For
+        receipts it signs as `claim`."""
         with self._lock:
             if not self._is_closed:
+                if claim is not None:
+                    self._claims[key] = msgspec.structs.replace(claim, node=self._node)
                 self._runtimes[key] = runtime
                 self._times[key] = StepTimes(self._patience)
                 if pace is not None:
@@ -164,11 +181,18 @@ class StageServer:
                 return
         runtime.close()
 
-    def add_rank(self, key: ShardKey, runtime: StageRuntime, share: LoadedShare, leader: LateLeader) -> None:
+    def add_rank(
+        self,
+        key: ShardKey,
+        runtime: StageRuntime,
+        share: LoadedShare,
+        leader: LateLeader,
+        claim: StageClaim | None = None,
+    ) -> None:
         """Take a tensor rank's share in: where it leads, as a stage that `runtime` computes."""
         if share.group.rank == 0:
             self._ranks.add(key, share, leader)
-            self.add(key, runtime)
+            self.add(key, runtime, claim=claim)
         else:
             self._ranks.add(key, share, None)
 
@@ -196,6 +220,7 @@ class StageServer:
             runtime = self._runtimes.pop(key, None)
             self._times.pop(key, None)
             self._paces.pop(key, None)
+            self._claims.pop(key, None)
             slot = self._slots.get(key[0])
             if slot is not None and slot.runtime is runtime:
                 del self._slots[key[0]]
@@ -258,10 +283,16 @@ class StageServer:
             goes_on = command.keeps_sessions and former is not None and former.runtime is runtime
             log_ = former.log if goes_on and former is not None else ActivationLog(0)
             slot = StageSlot(chain, runtime, StageRoute.of(command), log_, self._times[key])
+            slot.claim = self._claim_of(command)
             self._slots[chain] = slot
             self._fences[chain] = epoch
             self._inbox.put(self._share_logs)
         return slot, goes_on
+
+    def _claim_of(self, command: Connect) -> StageClaim | None:
+        claim = self._claims.get(command.place)
+        ranks = tuple(peer.node for peer in command.ranks)
+        return claim if claim is None or not ranks else msgspec.structs.replace(claim, ranks=ranks)
 
     def _await(self, done: queue.SimpleQueue[Connected | LinkError]) -> Connected:
         while True:
@@ -366,6 +397,8 @@ class StageServer:
             self._inbox.put(_Arrived(message, body, sender, time.perf_counter()))
         elif isinstance(message, SessionClose):
             self._inbox.put(_Ended(message, sender))
+        elif isinstance(message, SessionCommit):
+            self._inbox.put(partial(self._commit_session, message, sender))
 
     def close(self) -> None:
         with self._lock:
@@ -380,6 +413,7 @@ class StageServer:
             return
         with self._lock:
             runtimes, self._runtimes = list(self._runtimes.values()), {}
+        self._receipts.close()
         for runtime in runtimes:
             runtime.close()
 
@@ -549,7 +583,10 @@ class StageServer:
                 draft_s=time.perf_counter() - drafting,
                 **self._exchanges(slot),
             )
-            send = self._output.of_step(slot, frame, pending.work, pending.openings, out, drafts, timing)
+            body = begun.arrived.body
+            send = self._output.of_step(
+                slot, frame, pending.work, pending.openings, out, drafts, timing, body
+            )
         except CollectiveError as error:
             self._parted(slot, frame, sender, error)
             return
@@ -657,5 +694,19 @@ class StageServer:
             for session in message.sessions:
                 self._log_session("has ended", session, message.chain)
             slot.close(message.sessions)
+            self._receipts.forget(message.chain, message.sessions)
             if not slot.route.is_last:
                 self._links.send(slot.route.next, message)
+
+    def _commit_session(self, message: SessionCommit, sender: str) -> None:
+        """Sign for what is kept of a session, after all that came before, and pass that on."""
+        with self._lock:
+            slot = self._slots.get(message.chain)
+        if slot is None or message.epoch != slot.route.epoch:
+            return
+        owner = slot.route.owner([message.session])
+        if owner is None or not slot.route.may_end(sender, [message.session]):
+            return
+        if not slot.route.is_last:
+            self._links.send(slot.route.next, message)
+        self._receipts.commit(message, owner)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -57,6 +58,7 @@ from shardcompute.node.worker.device_speeds import DeviceSpeeds
 from shardcompute.node.worker.memory.offer import RecoveryPolicy
 from shardcompute.node.worker.memory.recovery import OfferRecovery
 from shardcompute.node.worker.ranks.groups import RankGroups
+from shardcompute.node.worker.receipts.claims import claim_stage
 from shardcompute.node.worker.service_pace import ShardPace
 from shardcompute.node.worker.shard_loader import MeasuredShard, ShardLoader, ShardOptions
 from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
@@ -70,6 +72,7 @@ from shardcompute.wire import (
     CODECS,
     Link,
     Message,
+    StageSigned,
     StepFailed,
     StepResult,
     Transports,
@@ -276,6 +279,7 @@ class Worker:
             self._endpoint.dialler("stage"),
             self._link_broken,
             ranks=self._ranks,
+            credentials=lambda: self._endpoint.credentials,
             on_out_of_memory=self._give_up,
             on_pace=self._tell_pace,
         )
@@ -295,6 +299,7 @@ class Worker:
                 sources=options.sources,
                 recovery=options.recovery,
                 find_holders=options.find_holders,
+                claim=partial(claim_stage, options.device),
             ),
         )
         self._recovery = OfferRecovery(
@@ -389,7 +394,7 @@ class Worker:
         receive_all(link, self._take)
 
     def _take(self, message: Message, body: memoryview, sender: str) -> None:
-        if isinstance(message, StepResult | StepFailed):
+        if isinstance(message, StepResult | StepFailed | StageSigned):
             self._hosted.take(message, body, sender)
         else:
             self._stages.take(message, body, sender)

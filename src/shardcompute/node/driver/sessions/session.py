@@ -152,6 +152,7 @@ class Session:
             request.adapter,
             self.spans,
             tuple(b"" if each.span.stop <= shared else each.patches for each in request.pictures),
+            request.receipt_nonce,
         )
 
 
