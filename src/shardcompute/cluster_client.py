@@ -50,6 +50,7 @@ from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import HOUR_S, UsageView
 
 View = TypeVar("View")
+_RECEIPT = "x-shardcompute-receipt"
 _TRIP = ("wire_s", "stage_queue_s", "codec_s", "compute_s", "draft_s")
 
 
@@ -64,6 +65,9 @@ class _SignIn(msgspec.Struct, frozen=True):
 
 class ClusterClient(Client):
     """Talks to one cluster. Errors are those of `core.errors`."""
+
+    receipt_id: str = ""
+    """Of the answer that was asked for last, where it was asked for with a receipt."""
 
     def state(self) -> ClusterView:
         return self._ask("GET", "/cluster/state", ClusterView)
@@ -214,7 +218,8 @@ class ClusterClient(Client):
         messages: Sequence[Mapping[str, Any]] | None = None,
     ) -> Generator[Delta, None, None]:
         """Deltas until one has a finish; closing the iterator cancels. Token ids are not told. With `messages` the
-        server makes the prompt of them, in the place of the request's."""
+        server makes the prompt of them, in the place of the request's. A request with a `receipt`, whatever it says,
+        asks for one: its id is `receipt_id` from the first delta on."""
         finish: FinishReason | None = None
         timings = Timings()
         body = _generation(model, request)
@@ -223,7 +228,9 @@ class ClusterClient(Client):
             path = "/v1/chat/completions"
             body = {name: value for name, value in body.items() if name != "prompt"}
             body["messages"] = list(messages)
-        for _, data in self._events("POST", path, body):
+        headers = {_RECEIPT: "yes"} if request.receipt else {}
+        self.receipt_id = ""
+        for _, data in self._events("POST", path, body, headers):
             if data == b"[DONE]":
                 break
             chunk = msgspec.json.decode(data)
@@ -242,6 +249,14 @@ class ClusterClient(Client):
             raise LinkError("The server ended the answer in the middle.", hint="ask again")
         yield Delta(finish=finish, timings=timings)
 
+    def receipt(self, receipt_id: str) -> bytes:
+        """The receipt of an answer, as the file that `receipt verify` reads."""
+        path = f"/v1/receipts/{quote(receipt_id, safe='')}"
+        response = self._send(self._http.build_request("GET", path))
+        if response.status_code != 200:
+            raise _refusal(response)
+        return response.content
+
     def _list(self, path: str, kind: type[View]) -> list[View]:
         found: list[View] = self._ask("GET", path, _Listed[kind]).data  # type: ignore[valid-type]
         return found
@@ -253,14 +268,19 @@ class ClusterClient(Client):
         return _decode(response.content, kind)
 
     def _events(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Generator[tuple[str, bytes], None, None]:
         """Kind and data of each event; the comments that keep a silent stream alive are left out."""
-        response = self._send(self._http.build_request(method, path, json=body), stream=True)
+        response = self._send(self._http.build_request(method, path, json=body, headers=headers), stream=True)
         try:
             if response.status_code != 200:
                 response.read()
                 raise _refusal(response)
+            self.receipt_id = response.headers.get(_RECEIPT, "")
             kind = ""
             for line in response.iter_lines():
                 name, _, value = line.partition(": ")

@@ -26,6 +26,7 @@ from shardcompute.api.body import Limits
 from shardcompute.api.context import ApiContext, package_version, request_id_of
 from shardcompute.api.endpoints import OPERATIONAL_ROUTES
 from shardcompute.api.errors import error_response, status_of
+from shardcompute.api.generation.receipts import RECEIPT_ROUTES
 from shardcompute.api.images.fetching import FetchPolicy, ImageFetcher
 from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.api.middleware import RequestIdMiddleware
@@ -38,10 +39,12 @@ from shardcompute.security.api_keys import KeyRole, KeySummary
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.admin import ClusterAdmin
+    from shardcompute.node.driver.receipts.store import ReceiptStore
 
 ROUTES: tuple[ApiRoute, ...] = (
     *openai.ROUTES,
     *OPERATIONAL_ROUTES,
+    *RECEIPT_ROUTES,
     *anthropic.ROUTES,
     *ollama.ROUTES,
 )
@@ -64,6 +67,8 @@ def create_app(
     cors_origins: Sequence[str] = (),
     image_urls: FetchPolicy = "off",
     page: Sequence[Route] = (),
+    receipts: ReceiptStore | None = None,
+    gives_receipts: bool = False,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> Starlette:
@@ -74,6 +79,7 @@ def create_app(
     the names that the server goes by. `cors_origins` are the web origins whose pages may call it; none by default.
     `quota` is what keys with limits draw from: by default the cluster's ledger, or one of this process alone.
     `image_urls` says which images are fetched that requests name by URL.
+    `receipts` are those of answers that were asked for with one; where it `gives_receipts`, every answer has one.
     `page` are routes to public files, which anybody may read without a key; `sessions` is how the page signs in.
     """
     counted = GenerationMetrics()
@@ -117,6 +123,8 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.admin = admin
     app.state.sessions = sessions
+    app.state.receipts = receipts
+    app.state.gives_receipts = gives_receipts
     if quota is None:
         quota = QuotaLedger(clock=clock, wall_clock=wall_clock) if admin is None else admin.quota
     app.state.meter = KeyMeter(quota, clock=clock, wall_clock=wall_clock)

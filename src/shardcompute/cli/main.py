@@ -57,6 +57,7 @@ _GROUPS = {
     "service": "service.service:app",
     "launch": "launch.commands:app",
     "draft-head": "models.draft_head:app",
+    "receipt": "chat.receipt:app",
     "bench": "tools.bench:app",
 }
 """Where each lies in this package, in the order of the help: commands, and groups of them."""

@@ -19,6 +19,7 @@ from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import status_of
 from shardcompute.api.generation.generations import Generations, Idle, Outcome, open_generations
 from shardcompute.api.generation.parameters import Plan
+from shardcompute.api.generation.receipts import name_receipts, with_receipts
 from shardcompute.api.generation.resumption import AnswerPlace, StreamResumption, with_seed
 from shardcompute.api.sse import HEADERS, until_disconnect
 from shardcompute.core.generation import Delta
@@ -65,6 +66,7 @@ async def answer(
     """The plan's generations as one response: streamed, or whole once all have ended. With a `resumption` the stream's
     events have ids, and those that the client has are left out."""
     context = context_of(request)
+    plan = with_receipts(request, plan)
     if is_stream:
         plan = with_seed(plan, resumption)
         generations = open_generations(request, plan, None if resumption is None else resumption.place)
@@ -83,11 +85,12 @@ async def answer(
 
 
 def _with_notice(response: Response, plan: Plan) -> Response:
-    """Says which tools the calls of this answer may not wholly fit."""
+    """Says which tools the calls of this answer may not wholly fit, and under which ids its receipts will be."""
     if plan.unenforced:
         more = len(plan.unenforced) - _NAMES_SHOWN
         names = ", ".join(plan.unenforced[:_NAMES_SHOWN]) + (f", and {more} more" if more > 0 else "")
         response.headers[UNENFORCED_HEADER] = names
+    name_receipts(response, plan)
     return response
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,7 @@ from shardcompute.cli.chat.prompt import (
     read_piped,
     split_arguments,
 )
+from shardcompute.cli.chat.receipt_file import ReceiptFile, check_receipt_option
 from shardcompute.cli.chat.remote import find_remote
 from shardcompute.cli.chat.terminal import read_terminal_line
 from shardcompute.cli.cluster.access import TlsPin, Url
@@ -61,6 +63,14 @@ def run(
     ] = False,
     speculate: Speculate = None,
     verbose: Verbose = False,
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            "--receipt",
+            metavar="FILE",
+            help="Write there who of the cluster signed for the answer; `receipt verify FILE` checks it.",
+        ),
+    ] = None,
     engine: EngineArguments,
     adapters: AdapterArguments,
     stages: Stages = 1,
@@ -99,6 +109,7 @@ def run(
         tls_pin=tls_pin,
         say=lambda text: None if is_quiet else screen.say(text, "dim"),
     )
+    check_receipt_option(receipt, remote, is_question=question is not None)
     if remote is None:
         if len(adapters.adapter or ()) > 1:
             raise UsageError(
@@ -120,7 +131,8 @@ def run(
             talk.hold(read_terminal_line)
         else:
             messages = as_messages(answer_options, question, images)
-            _answer(opened, answer_options, messages, screen, is_json=json, is_verbose=verbose)
+            asking = None if receipt is None else ReceiptFile(receipt, remote)
+            _answer(opened, answer_options, messages, screen, asking, is_json=json, is_verbose=verbose)
 
 
 def _read_question(
@@ -141,12 +153,15 @@ def _answer(
     answer_options: AnswerOptions,
     messages: Sequence[Mapping[str, Any]],
     screen: Screen,
+    receipt: ReceiptFile | None,
     *,
     is_json: bool,
     is_verbose: bool,
 ) -> None:
     service = opened.service
     request = make_request(service, answer_options, messages)
+    if receipt is not None:
+        request = receipt.asked_for(request)
     reply = take_answer(service, request, _ignore if is_json else screen.write, messages)
     if not is_json and not reply.text.endswith("\n"):
         screen.write("\n")
@@ -156,6 +171,8 @@ def _answer(
         described = as_json(service.name, request, reply, opened.load_s)
         # A server tells text, not ids.
         screen.write_json(described if reply.token_ids else {**described, "token_ids": None})
+    if receipt is not None:
+        screen.say(receipt.write(), "dim")
     for told in reply.interruptions:
         screen.say(describe_interruption(told), "dim")
     if is_verbose:

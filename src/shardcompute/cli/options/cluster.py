@@ -289,6 +289,15 @@ StoreOption = Annotated[
 ]
 
 
+ReceiptsOption = Annotated[
+    bool,
+    typer.Option(
+        "--receipts",
+        help="Give every answer a receipt that its machines have signed, not only those that ask for one.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ServingArguments:
     """Which model to serve, and where clients reach it."""
@@ -335,6 +344,7 @@ class ClusterArguments:
     wire: WireForm = None
     kv_tokens: KvTokens = None
     speculate: Speculate = Drafting.AUTO
+    receipts: ReceiptsOption = False
     draft_model: DraftModel = None
     via_coordinator: ViaCoordinator = False
     recover_journal: RecoverJournal = False

@@ -12,7 +12,7 @@ import typer
 
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.failures import show_error
-from shardcompute.cli.options.cluster import ImageUrls, ImageUrlsOption
+from shardcompute.cli.options.cluster import ImageUrls, ImageUrlsOption, ReceiptsOption
 from shardcompute.cli.options.https import Https, HttpsChoice, TlsCert, TlsKey
 from shardcompute.cli.options.keys import AllowedHost, RequireKey, ServerKeyFile, server_keys
 from shardcompute.cli.options.records import with_options
@@ -68,6 +68,7 @@ class DriverArguments:
     require_key: RequireKey = False
     allowed_host: AllowedHost = None
     image_urls: ImageUrlsOption = ImageUrls.OFF
+    receipts: ReceiptsOption = False
     https: Https = False
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
@@ -224,6 +225,8 @@ class _ForegroundDriver:
             hosts=hosts_of(given.api_host, given.names(self._settings)),
             cors_origins=self._settings.cors_origins,
             image_urls=given.image_urls.value,
+            receipts=self._driver.pool.receipts,
+            gives_receipts=given.receipts,
         )
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch())

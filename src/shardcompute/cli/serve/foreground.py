@@ -343,6 +343,8 @@ def _run_leader(
             cors_origins=plan.serving.cors_origins(settings),
             image_urls=plan.serving.image_urls.value,
             page=page_routes(),
+            receipts=cluster.pool.receipts,
+            gives_receipts=plan.cluster.receipts,
         )
         examples = plan.serving.https_choice.examples(tls, options.folder)
         welcome = _Welcome(invited, sessions, needs_key, new_key, examples)

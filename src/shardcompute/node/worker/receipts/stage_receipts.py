@@ -64,7 +64,7 @@ class StepRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _SessionCut:
     message: SessionCommit
     driver: Peer
 
@@ -86,7 +86,7 @@ class StageReceipts:
         self._send = send
         self._wanted: set[_Key] = set()
         self._tapes: OrderedDict[_Key, _OpenTape] = OrderedDict()
-        self._inbox: queue.SimpleQueue[StepRows | _Cut | list[_Key] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[StepRows | _SessionCut | list[_Key] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting_bytes = 0
         self._thread: threading.Thread | None = None
@@ -119,7 +119,7 @@ class StageReceipts:
         if message.is_over:
             self._wanted.discard((message.chain, message.session))
         if self._credentials is not None:
-            self._put(_Cut(message, driver))
+            self._put(_SessionCut(message, driver))
 
     def forget(self, chain: str, sessions: Sequence[int]) -> None:
         """These sessions are over."""
@@ -133,7 +133,7 @@ class StageReceipts:
             self._inbox.put(None)
             self._thread.join(_CLOSE_S)
 
-    def _put(self, item: StepRows | _Cut | list[_Key]) -> None:
+    def _put(self, item: StepRows | _SessionCut | list[_Key]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="receipts", daemon=True)
             self._thread.start()
@@ -150,7 +150,7 @@ class StageReceipts:
                     finally:
                         with self._lock:
                             self._waiting_bytes -= item.size_bytes
-                elif isinstance(item, _Cut):
+                elif isinstance(item, _SessionCut):
                     self._cut(item)
                 else:
                     for key in item:
@@ -201,7 +201,7 @@ class StageReceipts:
         while len(self._tapes) > _MOST_TAPES:
             self._tapes.popitem(last=False)
 
-    def _cut(self, cut: _Cut) -> None:
+    def _cut(self, cut: _SessionCut) -> None:
         message = cut.message
         key = (message.chain, message.session)
         known = self._tapes.pop(key, None) if message.is_over else self._tapes.get(key)
