@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from shardcompute.core.generation import GenerationRequest, Sampling, Speculation
-from shardcompute.security.receipts import Receipt, ReceiptVerdict, new_receipt_id, read_receipt, verify_receipt
+from shardcompute.core.generation import GenerationRequest
+from shardcompute.security.receipts import (
+    Receipt,
+    ReceiptVerdict,
+    new_receipt_id,
+    read_receipt,
+    verify_receipt,
+)
 from support.models.requests import mixture
-from support.swarm.lab import SPREAD, Alone, LabSwarm, Talk, swarm
+from support.swarm.lab import Alone, LabSwarm, Talk, swarm
 
 STANDBYS = (2, 2, 2, 2, 2, 2)
 TOKENS = 100

@@ -42,6 +42,9 @@ def verify(
         str | None,
         typer.Option("--fingerprint", metavar="HEX", help="SHA-256 of that certificate, in its place."),
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a receipt that has rows which nobody signed for.")
+    ] = False,
     data_dir: ClusterFolder = None,
     json: Json = False,
 ) -> None:
@@ -61,7 +64,7 @@ def verify(
         else:
             found = authority or _own_authority(data_dir)
             trusted = read_authority(_content_of(found), str(found))
-        verdict = verify_receipt(receipt, trusted)
+        verdict = verify_receipt(receipt, trusted, is_strict=strict)
     except ReceiptError as error:
         if json:
             screen.write_json({"is_valid": False, "field": error.field, "reason": error.reason})

@@ -163,6 +163,30 @@ def codecs(
 
 
 @app.command()
+def receipts(
+    model: Model = "",
+    stages: Annotated[int, typer.Option(min=1, help="How many stages the model is cut into.")] = 3,
+    prompt: Annotated[int, typer.Option(min=1, max=512, help="Tokens of the prompt.")] = 64,
+    steps: Annotated[int, typer.Option(min=2, max=4096, help="Tokens of the answer.")] = 128,
+    wire: Annotated[str, typer.Option(help="In which form activations go from stage to stage.")] = "exact",
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    mutations: Annotated[int, typer.Option(min=0, help="How many changed receipts are verified.")] = 10_000,
+    json_file: JsonFile = None,
+) -> None:
+    """What signing for an answer costs its stages, and whether a verifier refuses receipts that were changed."""
+    from shardcompute.bench.receipts import ReceiptBench, run_receipt_bench
+    from shardcompute.bench.tables import render_results
+    from shardcompute.core.settings import load_settings
+    from shardcompute.weights.sources.reference import parse_reference
+    from shardcompute.weights.sources.resolve import resolve
+
+    files = resolve(parse_reference(model), load_settings())
+    with BenchProgress() as say:
+        results = run_receipt_bench(ReceiptBench(files, stages, prompt, steps, wire, threads, mutations), say)
+    finish(results, render_results(results, "wire"), json_file)
+
+
+@app.command()
 def exactness(
     bits: Annotated[int, typer.Option(help="Weights: 32, 8 or 4 bits.")] = 8,
     threads: Annotated[int, typer.Option(min=1)] = 1,

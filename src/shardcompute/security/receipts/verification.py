@@ -86,8 +86,8 @@ class ReceiptVerdict:
     """Digests that two stages agree on, or that follow from the tokens."""
 
 
-def verify_receipt(receipt: Receipt, authority_pem: str) -> ReceiptVerdict:
-    """Raises ReceiptError at the first field that does not fit."""
+def verify_receipt(receipt: Receipt, authority_pem: str, *, is_strict: bool = False) -> ReceiptVerdict:
+    """Raises ReceiptError at the first field that does not fit; where `is_strict`, also at rows without signatures."""
     peers = _check_certificates(receipt, authority_pem)
     _check_tokens(receipt)
     _check_runs(receipt)
@@ -99,6 +99,8 @@ def verify_receipt(receipt: Receipt, authority_pem: str) -> ReceiptVerdict:
     if not verify_signature(peers[receipt.driver].public_key, receipt.signature, receipt_bytes(receipt)):
         raise ReceiptError("signature", f"{receipt.driver} has not signed a receipt with this content")
     unsigned = tuple(comparison.unsigned)
+    if is_strict:
+        _check_all_signed(receipt, unsigned)
     picks = {row for run in receipt.runs for row in range(max(run.picked_from, run.start), run.stop)}
     lost = {
         row
@@ -116,6 +118,20 @@ def verify_receipt(receipt: Receipt, authority_pem: str) -> ReceiptVerdict:
         unsigned=unsigned,
         compared=comparison.compared,
     )
+
+
+def _check_all_signed(receipt: Receipt, unsigned: Sequence[UnsignedRows]) -> None:
+    if receipt.reused_rows:
+        raise ReceiptError("reused_rows", "nobody signed for the first rows")
+    if receipt.given_tokens > receipt.prompt_tokens:
+        raise ReceiptError("given_tokens", "nobody signed for having picked the first tokens of the answer")
+    for index, run in enumerate(receipt.runs):
+        for each in unsigned:
+            if each.epoch == run.epoch and each.node in run.nodes and run.start <= each.start < run.stop:
+                raise ReceiptError(
+                    f"runs[{index}].nodes",
+                    f"{each.node} has not signed for rows {each.start} to {each.stop}",
+                )
 
 
 def _fingerprint(pem: str) -> str:

@@ -230,10 +230,12 @@ def _add(known: _Collected, transcript: StageTranscript, sender: str, certificat
     if former is not None and former.header != header:
         return
     kept: list[BlockCommitment] = [] if former is None else former.commitments
-    is_next = all(each.number == at for at, each in enumerate(transcript.commitments, len(kept)))
-    known.commitments += len(transcript.commitments)
+    # Where the chain changed its shape, stages tell all of it again.
+    new = [each for each in transcript.commitments if each.number >= len(kept)]
+    is_next = all(each.number == at for at, each in enumerate(new, len(kept)))
+    known.commitments += len(new)
     if not is_next or known.commitments > _MOST_COMMITMENTS:
         return
-    kept.extend(transcript.commitments)
+    kept.extend(new)
     known.transcripts[key] = StageTranscript(header=header, commitments=kept)
     known.certificates[sender] = certificate
