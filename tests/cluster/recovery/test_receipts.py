@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardcompute.core.generation import GenerationRequest
+import pytest
+
+from shardcompute.core.errors import UsageError
+from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.security.receipts import (
     Receipt,
     ReceiptVerdict,
@@ -13,37 +17,158 @@ from shardcompute.security.receipts import (
     read_receipt,
     verify_receipt,
 )
-from support.models.requests import mixture
-from support.swarm.lab import Alone, LabSwarm, Talk, swarm
+from support.models.drafters import Oracle
+from support.models.requests import greedy, mixture, prompts
+from support.swarm.lab import SPREAD, Alone, LabSwarm, Talk, swarm
 
 STANDBYS = (2, 2, 2, 2, 2, 2)
-TOKENS = 100
+"""Three stages, and a standby for each."""
+TOKENS, ARRIVED = 80, 35
+"""By then every stage has signed for some rows, and has others to sign for."""
 
 
-def with_receipt(request: GenerationRequest) -> GenerationRequest:
-    return replace(request, receipt=new_receipt_id())
-
-
-def receipt_of(lab: LabSwarm, talk: Talk) -> Receipt:
-    content = lab.cluster.pool.receipts.find(talk.request.receipt, None, wait_s=20.0)
-    assert content is not None
-    return read_receipt(content)
+def start(lab: LabSwarm, requests: Sequence[GenerationRequest]) -> list[Talk]:
+    return [lab.start(replace(each, receipt=new_receipt_id())) for each in requests]
 
 
 def check(lab: LabSwarm, talk: Talk) -> tuple[Receipt, ReceiptVerdict]:
-    receipt = receipt_of(lab, talk)
+    """The receipt of an answer, verified against the cluster's own authority."""
     answer = [choice.id for choice in talk.result().tokens]
+    content = lab.cluster.pool.receipts.find(talk.request.receipt, "", wait_s=30.0)
+    assert content is not None
+    receipt = read_receipt(content)
     assert receipt.tokens == [*talk.request.prompt, *answer]
-    return receipt, verify_receipt(receipt, receipt.authority)
+    return receipt, verify_receipt(receipt, lab.cluster.credentials.authority_pem)
 
 
-def test_three_stages(tmp_path: Path, tiny: Path, alone: Alone) -> None:
-    with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3) as lab:
-        talks = [lab.start(with_receipt(each)) for each in mixture(alone, 4, TOKENS)]
+def assert_whole(lab: LabSwarm, talks: Sequence[Talk], stages: int) -> None:
+    for talk in talks:
+        receipt, verdict = check(lab, talk)
+        assert [len(run.nodes) for run in receipt.runs] == [stages]
+        assert (verdict.unsigned, verdict.picked) == ((), len(talk.tokens))
+        claims = {each.header.claim.node: each.header.claim for each in receipt.transcripts}
+        assert list(claims) == receipt.runs[0].nodes
+        assert {claim.model for claim in claims.values()} == {lab.model}
+        assert all(claim.exactness.startswith("onnx-") for claim in claims.values())
+
+
+@pytest.mark.parametrize("wire", ["exact", "int8"])
+def test_three_stages(tmp_path: Path, tiny: Path, alone: Alone, wire: str) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3, wire=wire) as lab:
+        talks = start(lab, mixture(alone, 4, TOKENS))
+        assert_whole(lab, talks, 3)
         for talk in talks:
-            assert talk.result() == alone.answer(replace(talk.request, receipt=""))
+            if wire == "exact":
+                assert talk.result() == alone.answer(replace(talk.request, receipt=""))
+        # What an answer shares with an earlier one is not signed for again.
+        shared = max(prompts(alone.service.tokenizer), key=len)[:100]
+        for end, reused in ((70, 0), (80, 100)):
+            [talk] = start(lab, [greedy((*shared, end), 40)])
+            receipt, verdict = check(lab, talk)
+            assert receipt.reused_rows == reused
+            assert verdict.rows == len(receipt.tokens) - 1 - reused
+
+
+def test_one_stage_that_goes_on_by_itself(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(6,), stages=1) as lab:
+        assert_whole(lab, start(lab, mixture(alone, 4, TOKENS)), 1)
+
+
+def kill(lab: LabSwarm, stage: int) -> None:
+    lab.kill(lab.stage(stage))
+
+
+def cut(lab: LabSwarm, stage: int) -> None:
+    lab.cut(lab.stage(stage - 1).node, lab.stage(stage).node)
+
+
+class Guesses:
+    """A drafter that is often right, and often not."""
+
+    def __init__(self, alone: Alone, requests: Sequence[GenerationRequest]) -> None:
+        self._answers = {
+            each.prompt: [choice.id for choice in alone.answer(each).tokens] for each in requests
+        }
+
+    def open(self, tokenizer: object, vocab_size: int) -> list[Oracle]:
+        return [Oracle(self._answers.__getitem__, lambda at: at % 7 in (3, 5), vocabulary=vocab_size)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "stage"), [(kill, 0), (kill, 1), (kill, 2), (cut, 1)], ids=["first", "middle", "last", "link"]
+)
+def test_amid_answers_with_drafts(
+    tmp_path: Path, tiny: Path, alone: Alone, harm: Callable[[LabSwarm, int], None], stage: int
+) -> None:
+    requests = mixture(alone, 4, TOKENS)
+    guesses = Guesses(alone, requests)
+    wishes = [Speculation("model", 6, 3), Speculation("off"), Speculation("model", 3, 1), Speculation("off")]
+    asked = [replace(each, speculation=wish) for each, wish in zip(requests, wishes, strict=True)]
+    with swarm(
+        tmp_path, tiny, layers=STANDBYS, stages=3, standbys=3, kv_tokens=8192, open_drafters=guesses.open
+    ) as lab:
+        talks = start(lab, asked)
+        lab.wait_until(lambda: all(len(talk.tokens) >= ARRIVED for talk in talks), "tokens of all streams")
+        before = lab.chain().nodes
+        harm(lab, stage)
+        for talk, request in zip(talks, requests, strict=True):
+            assert talk.result() == alone.answer(request)
+        after = lab.chain().nodes
+        assert any(talk.timings is not None and talk.timings.drafted_tokens for talk in talks)
+        told = [check(lab, talk) for talk in talks]
+    lost = set(before) - set(after)
+    interrupted = [(receipt, verdict) for receipt, verdict in told if len(receipt.runs) > 1]
+    assert interrupted, "some answer was under way"
+    for receipt, verdict in told:
+        assert {each.node for each in verdict.unsigned} <= lost
+        assert receipt.runs[0].nodes == list(before)
+    for receipt, verdict in interrupted:
+        assert receipt.runs[-1].nodes == list(after)
+        assert receipt.runs[-1].epoch > receipt.runs[0].epoch
+        assert lost <= {*verdict.nodes, *(each.node for each in verdict.unsigned)}
+
+
+def test_survivors_that_share_the_layers_start_again(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(4, 4, 4), stages=3, placing=SPREAD) as lab:
+        talks = start(lab, mixture(alone, 3, TOKENS))
+        lab.wait_until(lambda: all(len(talk.tokens) >= ARRIVED for talk in talks), "tokens of all streams")
+        lab.kill(lab.stage(1))
         for talk in talks:
             receipt, verdict = check(lab, talk)
-            assert [len(run.nodes) for run in receipt.runs] == [3]
-            assert not verdict.unsigned
+            first, *_, last = receipt.runs
+            assert (len(first.nodes), len(last.nodes)) == (3, 2)
+            assert (last.start, last.stop) == (0, len(receipt.tokens) - 1), "all of it was computed again"
             assert verdict.picked == len(talk.tokens)
+
+
+def test_sessions_that_give_up_their_memory(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3, kv_tokens=512) as lab:
+        talks = start(lab, mixture(alone, 6, 150))
+        told = [check(lab, talk) for talk in talks]
+    assert any(len(receipt.runs) > 1 for receipt, _ in told), "some had to start again"
+    for talk, (_, verdict) in zip(talks, told, strict=True):
+        assert (verdict.unsigned, verdict.picked) == ((), len(talk.tokens))
+
+
+def test_a_driver_on_another_machine_that_is_lost(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2, 2), stages=3, standbys=1, home_rtt_s=0.05) as lab:
+        host = lab.wait_hosted()
+        talks = start(lab, mixture(alone, 2, 40))
+        for talk in talks:
+            receipt, verdict = check(lab, talk)
+            assert receipt.driver == host.node
+            assert not verdict.unsigned
+        talks = start(lab, mixture(alone, 2, TOKENS))
+        lab.wait_until(lambda: all(len(talk.tokens) >= ARRIVED for talk in talks), "tokens of all streams")
+        lab.kill(host)
+        for talk in talks:
+            receipt, verdict = check(lab, talk)
+            assert receipt.driver == lab.cluster.node
+            assert receipt.given_tokens >= receipt.prompt_tokens + ARRIVED
+            assert verdict.picked == len(receipt.tokens) - receipt.given_tokens
+
+
+def test_one_process_alone_has_nobody_to_sign(alone: Alone) -> None:
+    request = replace(mixture(alone, 1, 4)[0], receipt=new_receipt_id())
+    with pytest.raises(UsageError, match="alone"):
+        list(alone.service.stream(request))

@@ -169,7 +169,6 @@ def receipts(
     prompt: Annotated[int, typer.Option(min=1, max=512, help="Tokens of the prompt.")] = 64,
     steps: Annotated[int, typer.Option(min=2, max=4096, help="Tokens of the answer.")] = 128,
     wire: Annotated[str, typer.Option(help="In which form activations go from stage to stage.")] = "exact",
-    threads: Annotated[int, typer.Option(min=1)] = 2,
     mutations: Annotated[int, typer.Option(min=0, help="How many changed receipts are verified.")] = 10_000,
     json_file: JsonFile = None,
 ) -> None:
@@ -182,7 +181,7 @@ def receipts(
 
     files = resolve(parse_reference(model), load_settings())
     with BenchProgress() as say:
-        results = run_receipt_bench(ReceiptBench(files, stages, prompt, steps, wire, threads, mutations), say)
+        results = run_receipt_bench(ReceiptBench(files, stages, prompt, steps, wire, mutations), say)
     finish(results, render_results(results, "wire"), json_file)
 
 

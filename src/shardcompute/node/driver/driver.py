@@ -249,6 +249,9 @@ class Driver:
         again."""
         with self._deciding():
             self._wait_no_longer()
+            if self._receipts is not None:
+                # Before stages are told that those sessions have ended.
+                self._receipts.reconnect(port, self._chain_effects.put)
             for generation in self._generations.values():
                 generation.interrupt(change)
             self._flights.clear()

@@ -707,6 +707,6 @@ class StageServer:
         owner = slot.route.owner([message.session])
         if owner is None or not slot.route.may_end(sender, [message.session]):
             return
+        self._receipts.commit(message, owner)
         if not slot.route.is_last:
             self._links.send(slot.route.next, message)
-        self._receipts.commit(message, owner)

@@ -105,7 +105,8 @@ class StageTranscript(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class ReceiptRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Rows that one shape of the chain computed in a row: until the end, or until the chain had another shape."""
+    """Rows that one shape of the chain computed in a row: until the end, or until the chain had another shape. None, in
+    the last one: the chain changed after the last row, before all had signed."""
 
     session: Number
     epoch: Number

@@ -18,7 +18,7 @@ import msgspec
 from shardcompute.core.effects import CallLater, start_timer
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.node.driver.receipts.record import AnswerRecord
+from shardcompute.node.driver.receipts.record import AnswerRecord, PutEffect
 from shardcompute.node.driver.receipts.store import ReceiptStore, pack_text
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.receipts.records import (
@@ -34,8 +34,8 @@ from shardcompute.security.receipts.records import (
 from shardcompute.wire import StageSigned
 
 log = logging.getLogger(__name__)
-_PATIENCE_S = 5.0
-"""So long stages may take to sign after an answer has ended."""
+_PATIENCE_S = 10.0
+"""So long stages may take to sign after an answer has ended: the chain may be repaired meanwhile."""
 _MOST_ANSWERS = 4096
 _MOST_COMMITMENTS = 1 << 16
 """Of one answer, by all stages."""
@@ -126,6 +126,14 @@ class ReceiptCollector:
             self._make(key)
         else:
             self._call_later(self._patience_s, partial(self._make, key))
+
+    def reconnect(self, port: object, put: PutEffect) -> None:
+        """A chain has another shape: ask again for what was not signed for before."""
+        with self._lock:
+            for (chain, _), known in self._collected.items():
+                if known.is_finished and chain == getattr(port, "chain", ""):
+                    known.over.clear()
+                    known.record.ask_again(port, put)
 
     def abandon(self, record: AnswerRecord) -> None:
         """There will be no whole answer, and no receipt."""

@@ -113,6 +113,16 @@ class AnswerRecord:
         put(partial(run.port.commit_session, self.session, rows, is_over=True))
         return bool(self.runs)
 
+    def ask_again(self, port: object, put: PutEffect) -> None:
+        """The chain changed its shape before all had signed for the end: those who are left are asked again. That it
+        did is told by a run without rows."""
+        if not isinstance(port, SigningPort):
+            return
+        rows = len(self.tokens) - 1
+        self.nodes.update(port.nodes)
+        self.runs.append(_OpenRun(port, self.runs[-1].opened_frame, rows, rows).closed(self.session, rows))
+        put(partial(port.commit_session, self.session, rows, is_over=True))
+
     def _close(self, rows: int) -> None:
         """The open run has ended. One in which nothing was picked, and from which nobody goes on, is not told of."""
         run, self._run = self._run, None
