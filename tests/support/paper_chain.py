@@ -115,8 +115,7 @@ class PaperChain:
             if stage.claim.is_last:
                 out = [NO_PICK if each is None else id_row(each) for each in picks]
             else:
-                made = zip(rows, ids, strict=True)
-                out = [hashlib.sha256(f"{index} {row} {token}".encode()).digest() for row, token in made]
+                out = _made_up(index, rows, ids)
             if index != self.silent:
                 stage.signed += stage.tape.write(
                     start, self.frame, self.epoch, ids, came, out, stage.identity.sign
@@ -192,7 +191,8 @@ class PaperChain:
             ids = self.tokens[start : min(start + 20, rows)]
             span = range(start, start + len(ids))
             came = [id_row(each) for each in ids] if before is None else [before[row] for row in span]
-            out = [NO_PICK] * len(ids) if new.claim.is_last else [bytes(32)] * len(ids)
+            out = [NO_PICK] * len(ids) if new.claim.is_last else _made_up(index, span, ids)
+            new.sent.update(zip(span, out, strict=True))
             new.signed += new.tape.write(
                 start, 0, self.epoch, ids, came, out, new.identity.sign, is_replay=True
             )
@@ -225,6 +225,12 @@ class PaperChain:
             ),
             self.driver.sign,
         )
+
+
+def _made_up(stage: int, rows: Sequence[int], ids: Sequence[int]) -> list[bytes]:
+    """What a stage makes of tokens, always the same."""
+    made = zip(rows, ids, strict=True)
+    return [hashlib.sha256(f"{stage} {row} {token}".encode()).digest() for row, token in made]
 
 
 def tokens_of(count: int) -> list[int]:

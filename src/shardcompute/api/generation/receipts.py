@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardcompute.node.driver.receipts.store import ReceiptStore
 
 RECEIPT_HEADER = "x-shardcompute-receipt"
-_WAIT_S = 11.0
+_WAIT_S = 21.0
 """A little longer than stages may take to sign after the last token."""
 _WORDS = {"": False, "no": False, "0": False, "false": False, "yes": True, "1": True, "true": True}
 

@@ -34,7 +34,7 @@ from shardcompute.security.receipts.records import (
 from shardcompute.wire import StageSigned
 
 log = logging.getLogger(__name__)
-_PATIENCE_S = 10.0
+_PATIENCE_S = 20.0
 """So long stages may take to sign after an answer has ended: the chain may be repaired meanwhile."""
 _MOST_ANSWERS = 4096
 _MOST_COMMITMENTS = 1 << 16
