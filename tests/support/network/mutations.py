@@ -27,7 +27,14 @@ from shardcompute.wire.control import (
     TensorBytes,
 )
 from shardcompute.wire.framing import PREFIX_BYTES
-from shardcompute.wire.generations import Generate, GenerationFailed, HostLoad, StepTimed, pack_request
+from shardcompute.wire.generations import (
+    Generate,
+    GenerationFailed,
+    HostLoad,
+    ReceiptMade,
+    StepTimed,
+    pack_request,
+)
 from shardcompute.wire.limits import WireLimits
 from support.pictures import picture
 
@@ -102,6 +109,9 @@ def corpus(chain: str = "chain", epoch: int = 1) -> list[tuple[Message, bytes]]:
             GenerationFailed(1, "LinkError", "gone"),
             StepTimed(chain, b"\x90"),
             HostLoad(chain, 1, 0, 5, 100, {"a": 1.0}),
+            ReceiptMade("rcpt-1", b"packed"),
+            wire.SessionCommit(chain, epoch, 1, 7, True),
+            wire.StageSigned(chain, 1, b"\x82", "certificate", True),
         ),
     ]
     steps = [frame(chain, epoch, codec) for codec in ("", *sorted(CODECS))]

@@ -137,7 +137,10 @@ def _lines(receipt: Receipt, verdict: ReceiptVerdict) -> list[str]:
         for claim in sorted(claims, key=lambda each: (each.start, each.stop))
     )
     for run in receipt.runs:
-        lines.append(f"  epoch {run.epoch:<6} rows {run.start}–{run.stop - 1} by {', '.join(run.nodes)}")
+        rows = (
+            f"rows {run.start}–{run.stop - 1}" if run.start < run.stop else "no rows: the chain had changed,"
+        )
+        lines.append(f"  epoch {run.epoch:<6} {rows} by {', '.join(run.nodes)}")
     if receipt.reused_rows:
         lines.append(f"  not signed  rows 0–{receipt.reused_rows - 1}: known from an earlier answer")
     if receipt.given_tokens > receipt.prompt_tokens:
