@@ -37,8 +37,9 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 20.0
 """So long stages may take to sign after an answer has ended: the chain may be repaired meanwhile."""
 _MOST_ANSWERS = 4096
-_MOST_COMMITMENTS = 1 << 16
-"""Of one answer, by all stages."""
+_MOST_ANSWER_BYTES = 16 << 20
+_MOST_BYTES = 256 << 20
+"""Of what stages signed for one answer, and for all that are under way."""
 _transcripts = msgspec.msgpack.Decoder(StageTranscript)
 _Key = tuple[str, int]
 """(chain, session)"""
@@ -50,7 +51,7 @@ class _Collected:
     transcripts: dict[tuple[str, int, int], StageTranscript] = field(default_factory=dict)
     """By node, epoch and frame in which they were opened."""
     certificates: dict[str, str] = field(default_factory=dict)
-    commitments: int = 0
+    size_bytes: int = 0
     over: set[str] = field(default_factory=set)
     """Those who have signed for all that they will."""
     is_finished: bool = False
@@ -82,6 +83,7 @@ class ReceiptCollector:
         self._clock = clock
         self._lock = threading.Lock()
         self._collected: dict[_Key, _Collected] = {}
+        self._used_bytes = 0
 
     def begin(self, session: int, request: GenerationRequest, answered: int) -> AnswerRecord | None:
         """The record of an answer that is to have a receipt; None: it is to have none."""
@@ -105,7 +107,7 @@ class ReceiptCollector:
             if known is None or sender not in known.record.nodes:
                 return
             if transcript is not None and transcript.header.receipt == known.record.request.receipt:
-                _add(known, transcript, sender, message.certificate)
+                self._add(known, transcript, sender, message)
             if message.is_over:
                 known.over.add(sender)
             is_complete = known.is_complete
@@ -140,7 +142,7 @@ class ReceiptCollector:
         with self._lock:
             known = self._collected.get((record.chain, record.session))
             if known is not None and known.record is record:
-                del self._collected[record.chain, record.session]
+                self._drop((record.chain, record.session))
         self._tell(record.request.receipt, b"")
 
     def _read(self, message: StageSigned, sender: str) -> StageTranscript | None:
@@ -161,7 +163,7 @@ class ReceiptCollector:
 
     def _make(self, key: _Key) -> None:
         with self._lock:
-            known = self._collected.pop(key, None)
+            known = self._drop(key)
         if known is None:
             return
         receipt = known.record.request.receipt
@@ -171,6 +173,37 @@ class ReceiptCollector:
             log.exception("the receipt %s could not be made", receipt)
             packed = b""
         self._tell(receipt, packed)
+
+    def _drop(self, key: _Key) -> _Collected | None:
+        known = self._collected.pop(key, None)
+        self._used_bytes -= 0 if known is None else known.size_bytes
+        return known
+
+    def _add(self, known: _Collected, transcript: StageTranscript, sender: str, message: StageSigned) -> None:
+        """Append to what this stage signed before, where it follows and there is room."""
+        header, size_bytes = transcript.header, len(message.signed)
+        key = (sender, header.opened_epoch, header.opened_frame)
+        former = known.transcripts.get(key)
+        if former is None and sum(1 for node, *_ in known.transcripts if node == sender) >= MOST_RUNS:
+            return
+        if former is not None and former.header != header:
+            return
+        kept: list[BlockCommitment] = [] if former is None else former.commitments
+        # Where the chain changed its shape, stages tell all of it again.
+        new = [each for each in transcript.commitments if each.number >= len(kept)]
+        is_next = all(each.number == at for at, each in enumerate(new, len(kept)))
+        has_room = (
+            known.size_bytes + size_bytes <= _MOST_ANSWER_BYTES
+            and self._used_bytes + size_bytes <= _MOST_BYTES
+        )
+        if not (is_next and has_room):
+            return
+        if new:
+            known.size_bytes += size_bytes
+            self._used_bytes += size_bytes
+        kept.extend(new)
+        known.transcripts[key] = StageTranscript(header=header, commitments=kept)
+        known.certificates[sender] = message.certificate
 
     def _tell(self, receipt: str, packed: bytes) -> None:
         self._store.put(receipt, packed)
@@ -226,24 +259,3 @@ def reused_rows(runs: Sequence[ReceiptRun]) -> int:
         if run.start < needed <= run.stop:
             needed = run.start
     return needed
-
-
-def _add(known: _Collected, transcript: StageTranscript, sender: str, certificate: str) -> None:
-    """Append to what this stage signed before, where it follows."""
-    header = transcript.header
-    key = (sender, header.opened_epoch, header.opened_frame)
-    former = known.transcripts.get(key)
-    if former is None and sum(1 for node, *_ in known.transcripts if node == sender) >= MOST_RUNS:
-        return
-    if former is not None and former.header != header:
-        return
-    kept: list[BlockCommitment] = [] if former is None else former.commitments
-    # Where the chain changed its shape, stages tell all of it again.
-    new = [each for each in transcript.commitments if each.number >= len(kept)]
-    is_next = all(each.number == at for at, each in enumerate(new, len(kept)))
-    known.commitments += len(new)
-    if not is_next or known.commitments > _MOST_COMMITMENTS:
-        return
-    kept.extend(new)
-    known.transcripts[key] = StageTranscript(header=header, commitments=kept)
-    known.certificates[sender] = certificate

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.core.steps import Opening, Prefix
+from shardcompute.node.driver.receipts import collector
 from shardcompute.node.driver.receipts.collector import ReceiptCollector, check_receipt
 from shardcompute.node.driver.receipts.record import AnswerRecord
 from shardcompute.node.driver.receipts.store import ReceiptStore, pack_text
@@ -185,6 +186,20 @@ def test_one_member_cannot_fill_the_memory(lab: Lab) -> None:
     receipt = lab.receipt()
     assert receipt is not None
     assert len(receipt.transcripts) <= 64
+
+
+def test_what_is_signed_for_one_answer_is_bounded(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = lab.chain.stages
+    lab.tell(first, is_over=False)
+    monkeypatch.setattr(collector, "_MOST_ANSWER_BYTES", len(msgspec.msgpack.encode(first.transcript)) + 100)
+    lab.tell(second)
+    lab.finish()
+    lab.timers[0][1]()
+    receipt = lab.receipt()
+    assert receipt is not None
+    assert [each.header.claim.node for each in receipt.transcripts] == [first.identity.node_id]
+    assert lab.collector._used_bytes == 0
+    assert third.signed
 
 
 def test_an_answer_that_failed_has_none(lab: Lab) -> None:
