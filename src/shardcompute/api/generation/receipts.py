@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.access.requirement import Access
+from shardcompute.api.body import ReplyBody
 from shardcompute.api.context import caller_of
 from shardcompute.api.errors import RequestError
 from shardcompute.api.generation.parameters import Plan
 from shardcompute.api.openapi import ApiRoute
 from shardcompute.security.api_keys import KeyRole
-from shardcompute.security.receipts.records import Receipt, new_receipt_id
+from shardcompute.security.receipts.records import new_receipt_id
 
 if TYPE_CHECKING:
     from shardcompute.node.driver.receipts.store import ReceiptStore
@@ -50,6 +51,40 @@ def name_receipts(response: Response, plan: Plan) -> None:
         response.headers[RECEIPT_HEADER] = ", ".join(ids)
 
 
+class ReceiptRunReply(ReplyBody):
+    """Rows that one shape of the chain computed."""
+
+    session: int
+    epoch: int
+    opened_frame: int
+    start: int
+    stop: int
+    picked_from: int
+    nodes: list[str]
+
+
+class ReceiptReply(ReplyBody):
+    """A receipt, as `shardcompute receipt verify` reads it. What it means is in `docs/receipts.md`."""
+
+    format: str
+    id: str
+    cluster: str
+    issued_s: int
+    model: str
+    adapter: str
+    tokens: list[int]
+    prompt_tokens: int
+    given_tokens: int
+    reused_rows: int
+    runs: list[ReceiptRunReply]
+    transcripts: list[dict[str, Any]]
+    """What each stage signed."""
+    certificates: dict[str, str]
+    authority: str
+    driver: str
+    signature: str
+
+
 async def receipt(request: Request) -> Response:
     store: ReceiptStore | None = request.app.state.receipts
     caller = caller_of(request)
@@ -73,7 +108,7 @@ RECEIPT_ROUTES: tuple[ApiRoute, ...] = (
         receipt,
         "What the stages signed for of an answer that was asked for with a receipt.",
         needs=Access.USE,
-        reply=Receipt,
+        reply=ReceiptReply,
         statuses=(404,),
     ),
 )

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from shardcompute.api import create_app
+from shardcompute.api.generation.receipts import ReceiptReply, ReceiptRunReply
 from shardcompute.node.driver.receipts.store import ReceiptStore, pack_text
 from shardcompute.security.api_keys import KeyRole, KeySummary
+from shardcompute.security.receipts import Receipt, ReceiptRun
 
 HEADER = "x-shardcompute-receipt"
 CHAT = "/v1/chat/completions"
@@ -80,6 +82,11 @@ def test_who_may_see_it(service: Any, call: Any) -> None:
     assert (hidden.status_code, never.status_code) == (404, 404)
     assert hidden.json()["error"]["code"] == never.json()["error"]["code"] == "receipt_not_found"
     assert call(app, "GET", "/v1/receipts/rcpt-1").status_code == 401
+
+
+def test_the_description_has_every_field() -> None:
+    assert set(ReceiptReply.model_fields) == set(Receipt.__struct_fields__)
+    assert set(ReceiptRunReply.model_fields) == set(ReceiptRun.__struct_fields__)
 
 
 def test_a_server_without_a_cluster_has_none(app: Any, call: Any) -> None:
