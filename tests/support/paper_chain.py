@@ -61,7 +61,7 @@ class PaperChain:
         self._made = 0
         self.stages = [self.make_stage(index, index == stages - 1, FRAME) for index in range(stages)]
         self.lost: list[PaperStage] = []
-        self.driver, self.driver_certificate = self.enrol()
+        self.driver, self.driver_certificate = self.enrol(Role.COORDINATOR)
         self.runs: list[ReceiptRun] = []
         self.start = 0
         self.picked_from = 0
@@ -70,13 +70,11 @@ class PaperChain:
         self.tokens: list[int] = []
         self.prompt = 0
 
-    def enrol(self) -> tuple[NodeIdentity, str]:
+    def enrol(self, role: Role = Role.WORKER) -> tuple[NodeIdentity, str]:
         self._made += 1
         identity = NodeIdentity.open(self.folder / f"node-{self._made}")
         request = identity.certificate_request()
-        certificate = self.authority.issue(
-            request, node_id=identity.node_id, roles={Role.WORKER}, now_s=time.time()
-        )
+        certificate = self.authority.issue(request, node_id=identity.node_id, roles={role}, now_s=time.time())
         return identity, certificate
 
     def make_stage(self, index: int, is_last: bool, opened_frame: int) -> PaperStage:

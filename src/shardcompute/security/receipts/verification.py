@@ -32,6 +32,7 @@ from shardcompute.security.certificates import (
     utc,
 )
 from shardcompute.security.identity import verify_signature
+from shardcompute.security.names import Role
 from shardcompute.security.receipts.records import (
     FORMAT,
     NO_DIGEST,
@@ -254,7 +255,10 @@ class _Tape:
         live: dict[tuple[int, int, int], _Block] = {}
         replayed: dict[tuple[int, int, int], _Block] = {}
         previous, epoch = NO_DIGEST, transcript.header.opened_epoch
-        key = peers[transcript.header.claim.node].public_key
+        signer = peers[transcript.header.claim.node]
+        if Role.WORKER not in signer.roles:
+            raise ReceiptError(f"{field}.header.claim.node", f"{signer.node_id} may not compute")
+        key = signer.public_key
         for number, commitment in enumerate(transcript.commitments):
             where = f"{field}.commitments[{number}]"
             _check_commitment(commitment, number, epoch, previous, where)

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from shardcompute.core.errors import SourceError, UsageError
+from shardcompute.security import Role
 from shardcompute.security.receipts import (
     Receipt,
     ReceiptError,
@@ -138,6 +139,17 @@ def test_a_key_that_is_not_the_stages_own(plain: tuple[PaperChain, Receipt]) -> 
     told = [replace(first, commitments=[forged, *first.commitments[1:]]), *receipt.transcripts[1:]]
     field = refusal(signed_again(chain, replace(receipt, transcripts=told)))
     assert field == "transcripts[0].commitments[0].signature"
+
+
+def test_a_member_that_may_not_compute(plain: tuple[PaperChain, Receipt]) -> None:
+    chain, receipt = plain
+    node = chain.nodes[0]
+    identity = chain.stages[0].identity
+    pem = chain.authority.issue(
+        identity.certificate_request(), node_id=node, roles={Role.DRIVER}, now_s=receipt.issued_s
+    )
+    demoted = replace(receipt, certificates={**receipt.certificates, node: pem})
+    assert refusal(signed_again(chain, demoted)) == "transcripts[0].header.claim.node"
 
 
 def test_rows_of_an_earlier_answer_cannot_be_passed_off(tmp_path: Path) -> None:
