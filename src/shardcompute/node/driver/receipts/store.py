@@ -37,12 +37,13 @@ class ReceiptStore:
             self._trim()
 
     def put(self, receipt: str, packed: bytes) -> None:
-        """Its receipt, as `pack_text` made it; empty: there is none. What nobody asked for is not kept."""
+        """Its receipt, as `pack_text` made it; empty: there is none. What nobody asked for is not kept, and what there
+        is stays: a driver on another machine cannot replace it."""
         with self._lock:
             kept = self._kept.get(receipt)
-            if kept is None or (kept.is_settled.is_set() and not packed):
+            if kept is None or kept.packed:
                 return
-            self._used_bytes += len(packed) - len(kept.packed)
+            self._used_bytes += len(packed)
             kept.packed = packed
             kept.is_settled.set()
             self._trim()

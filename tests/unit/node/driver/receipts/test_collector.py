@@ -267,10 +267,13 @@ def test_the_store_is_bounded_and_private() -> None:
     assert store.find("rcpt-4", None) == b"content 4", "an operator"
     store.put("rcpt-unasked", pack_text(b"content"))
     assert store.find("rcpt-unasked", None) is None
-    store.put("rcpt-4", b"")
-    assert store.find("rcpt-4", "mine") == b"content 4", "what there is stays"
-    store.put("rcpt-4", bytes(20_000))
-    assert store.find("rcpt-4", "mine") is None
+    for other in (b"", pack_text(b"another")):
+        store.put("rcpt-4", other)
+        assert store.find("rcpt-4", "mine") == b"content 4", "what there is stays"
     store.expect("rcpt-5", "mine")
     store.put("rcpt-5", b"no zlib")
     assert store.find("rcpt-5", "mine") is None
+    store.expect("rcpt-6", "mine")
+    store.put("rcpt-6", bytes(20_000))
+    assert store.find("rcpt-6", "mine") is None
+    assert store.find("rcpt-4", "mine") is None, "the oldest go where one takes too much"
