@@ -100,9 +100,9 @@ class DraftNet:
         rows = functional.linear(rms(u, shape.eps) * layer.norm, layer.qkv)
         heads = rows.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
         q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
-        keys.append(_turned(k, turns))
+        keys.append(turned(k, turns))
         values.append(v)
-        seen = _mix(_turned(q, turns) * shape.head_dim**-0.5, keys, values)
+        seen = _mix(turned(q, turns) * shape.head_dim**-0.5, keys, values)
         return functional.linear(seen.transpose(1, 2).flatten(2), layer.out).float()
 
 
@@ -145,11 +145,12 @@ def _turns(shape: NetShape, rows: int, device: torch.device) -> tuple[torch.Tens
     return angles.cos(), angles.sin()
 
 
-def _turned(heads: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def turned(heads: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotated by position: `turns` are the cosines and sines of every row."""
     cosines, sines = turns
     left, right = heads.float().chunk(2, dim=-1)
-    turned = torch.cat([left * cosines - right * sines, right * cosines + left * sines], dim=-1)
-    return turned.to(heads.dtype)
+    rows = torch.cat([left * cosines - right * sines, right * cosines + left * sines], dim=-1)
+    return rows.to(heads.dtype)
 
 
 def new_net(shape: NetShape, norm: torch.Tensor, random: torch.Generator) -> DraftNet:

@@ -82,6 +82,13 @@ def examine(
                 right, is_known = find_right(net, batch, frozen)
             tables.setdefault(kind, []).append(right)
             known.setdefault(kind, []).append(is_known)
+    return sum_up_kinds(tables, known)
+
+
+def sum_up_kinds(
+    tables: Mapping[str, Sequence[NDArray[np.bool_]]], known: Mapping[str, Sequence[float]]
+) -> Examination:
+    """Of tables `[rows, DRAFTED]` that say which drafted tokens are right, and shares of tokens that are known."""
     kinds = {kind: _sum_up(np.concatenate(parts), known[kind]) for kind, parts in tables.items()}
     joined = [
         _join([kinds[kind] for kind in kinds if (kind in HELD_OUT) is is_unseen])

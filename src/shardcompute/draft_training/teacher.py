@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from torch.nn import functional
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.torch import TorchExecutor
 from shardcompute.backends.torch.device import choose_device
+from shardcompute.draft_training.dialogue import Script
 from shardcompute.draft_training.draft_net import NetShape
-from shardcompute.draft_training.self_play import STEPS_AHEAD
+from shardcompute.draft_training.self_play import STEPS_AHEAD, Keep, SelfPlay
 from shardcompute.draft_training.training_loop import FrozenWeights
 from shardcompute.models.decoder import Decoder
 from shardcompute.models.spec import Stage, head_stage, whole
@@ -66,6 +67,21 @@ class Teacher:
             use_graphs=False,
         )
         return TorchExecutor(Decoder(spec, stage, self.checkpoint.source(stage, form="float32")), options)
+
+    def play(self, executor: TorchExecutor, scripts: Iterator[Script], keep: Keep, seed: int) -> SelfPlay:
+        """Self-play of as many sessions as fit."""
+        return SelfPlay(
+            executor,
+            scripts,
+            keep,
+            sessions=self.sessions,
+            context_length=self.context_length,
+            kv_tokens=self.kv_tokens - self.context_length,
+            max_rows=self.read_rows,
+            hidden=self.spec.hidden,
+            device=self.device,
+            seed=seed,
+        )
 
     def capacity(self, tokens: int | None) -> int:
         """Rows that the device's memory has room for, or that are asked for."""

@@ -187,7 +187,6 @@ class _TrainingRun:
 
     def _play(self, scripts: Iterator[Script], writer: ScriptWriter, dataset: TrainingRows) -> None:
         """Until there is enough: let the model talk, and keep what it said."""
-        from shardcompute.draft_training.self_play import SelfPlay
 
         def keep(dialogues: Sequence[SelfPlayDialogue], states: torch.Tensor) -> None:
             dataset.keep(dialogues, states)
@@ -196,18 +195,7 @@ class _TrainingRun:
 
         teacher = self._teacher
         executor = teacher.open()
-        play = SelfPlay(
-            executor,
-            scripts,
-            keep,
-            sessions=teacher.sessions,
-            context_length=teacher.context_length,
-            kv_tokens=teacher.kv_tokens - teacher.context_length,
-            max_rows=teacher.read_rows,
-            hidden=teacher.spec.hidden,
-            device=teacher.device,
-            seed=self._plan.seed,
-        )
+        play = teacher.play(executor, scripts, keep, self._plan.seed)
         started = said = time.monotonic()
         while not dataset.is_full and not self._is_enough(dataset.rows + play.tokens):
             play.step()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -85,19 +86,31 @@ Save = Callable[[float, dict[str, torch.Tensor]], None]
 """Gets the share that is done and the weights so far."""
 
 
-class TrainingLoop:
-    """One run over these spans. `weights` are the mean of those of the last steps, which is what is kept."""
+class TrainedNet(Protocol):
+    """What a loop fits: its weights by name, as float32 on the device, and which of them decay."""
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]: ...
+
+    def matrices(self) -> list[torch.Tensor]: ...
+
+    def vectors(self) -> list[torch.Tensor]: ...
+
+
+class DistillationLoop(ABC):
+    """One run over these spans: steps of an optimizer, reports, weights that are left. What is lost by a step is for
+    whoever inherits to say. `weights` are the mean of those of the last steps, which is what is kept."""
 
     def __init__(
         self,
-        net: DraftNet,
+        net: TrainedNet,
         dataset: TrainingRows,
         frozen: FrozenWeights,
         options: LoopOptions,
         *,
         seed: int,
     ) -> None:
-        self._net = net
+        self._weights = net.weights
         self._dataset = dataset
         self._frozen = frozen
         self._options = options
@@ -149,7 +162,7 @@ class TrainingLoop:
         for group in self._optimizer.param_groups:
             group["lr"] = self._options.rate * _rate_at(share)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_cuda):
-            loss, likely = self._loss(batch, share)
+            loss, likely = self.loss(batch, share)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._parameters, _LONGEST_GRADIENT)
@@ -157,16 +170,29 @@ class TrainingLoop:
         self._steps += 1
         kept = min(_AVERAGED, self._steps / (10 + self._steps))
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.weights.values()), list(self._net.weights.values()), 1 - kept)
+            torch._foreach_lerp_(list(self.weights.values()), list(self._weights.values()), 1 - kept)
         return loss.detach(), likely
 
-    def _loss(self, batch: SequenceBatch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Also what the right tokens were given, by step."""
+    @abstractmethod
+    def loss(self, batch: SequenceBatch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Also what the right tokens were given, by drafted position. `share` of the run is done."""
+
+
+class TrainingLoop(DistillationLoop):
+    """Of a draft head."""
+
+    def __init__(
+        self, net: DraftNet, dataset: TrainingRows, frozen: FrozenWeights, options: LoopOptions, *, seed: int
+    ) -> None:
+        super().__init__(net, dataset, frozen, options, seed=seed)
+        self._net = net
+
+    def loss(self, batch: SequenceBatch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         options, frozen = self._options, self._frozen
         chosen = self._choose_rows(batch)
         following = torch.cat([batch.states[:, 1:], batch.states[:, -1:]], dim=1).flatten(0, 1)
         truth = following[chosen].float()
-        target, best = _teach(frozen, self._head, truth, options.soft)
+        target, best = teach(frozen, self._head, truth, options.soft)
         states = batch.states.float()
         noise = torch.randn(states.shape, generator=self._random, device=self._device)
         drafted = self._net.unroll(states + _NOISE * noise, frozen.embed(batch.following), options.steps)
@@ -179,7 +205,7 @@ class TrainingLoop:
             is_counted = (places >= step).float()
             weight = is_counted * _FADE**step
             weight = weight * (_LEAST_WEIGHT + (1 - _LEAST_WEIGHT) * alive.flatten()[chosen])
-            said, found = _Distillation.apply(
+            said, found = Distillation.apply(
                 self._net.normed(y).to(self._head.dtype), self._head, target, best, weight
             )
             loss = loss + said / len(chosen)
@@ -202,7 +228,7 @@ class TrainingLoop:
         return is_chosen.flatten().nonzero()[:, 0]
 
 
-def _teach(
+def teach(
     frozen: FrozenWeights, head: torch.Tensor, truth: torch.Tensor, soft: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean head row under what the model held likely, and the likeliest known token, for rows of true states."""
@@ -222,7 +248,7 @@ def _teach(
     return torch.cat(means), torch.cat(best)
 
 
-class _Distillation(torch.autograd.Function):  # type: ignore[misc]
+class Distillation(torch.autograd.Function):  # type: ignore[misc]
     """The weighted sum of cross-entropies of rows with what they are taught, and what each gives to its best token.
 
     The head learns nothing, so a row's gradient is the difference of two means of head rows: that is found on the way,
