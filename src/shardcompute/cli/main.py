@@ -47,6 +47,7 @@ _COMMANDS = {
     "list": "models.store:list_models",
     "show": "models.show:show",
     "rm": "models.store:rm",
+    "distill": "models.distill:distill",
     "backup": "tools.backup:backup",
     "restore": "tools.backup:restore",
     "completion": "tools.completion:completion",
