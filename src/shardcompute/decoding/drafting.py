@@ -7,8 +7,9 @@ measured, not believed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -61,3 +62,49 @@ class Drafter(Protocol):
     def close(self) -> None:
         """Free what it holds; it is not asked again."""
         ...
+
+
+IsWanted = Callable[[], bool]
+"""Asked after every token, from the drafter's thread."""
+
+
+@runtime_checkable
+class PatientDrafter(Protocol):
+    """A slow drafter that can be told to leave it at that, so that it may draft while nobody waits."""
+
+    def propose_while(
+        self, tokens: Sequence[int], known: int, limit: int, opening: Opening, is_wanted: IsWanted
+    ) -> Draft | None:
+        """As `Drafter.propose`, for the session of `opening`, of whose tokens the first `known` are known; but no more
+        than was found when it is not wanted any more."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class DraftTask:
+    """A draft that a slow drafter was asked for: to follow `tokens`, all that a session has at that moment. What comes
+    of it is written by the drafter's thread, `is_done` last; all else is the driver's."""
+
+    session: int
+    drafter: str
+    tokens: tuple[int, ...]
+    is_wanted: bool = True
+    is_done: bool = False
+    draft: Draft | None = None
+    seconds: float = 0.0
+
+    def remainder(self, tokens: Sequence[int]) -> Draft | None:
+        """What of the draft is still to come, now that these are the session's tokens; None: nothing, or it went
+        another way."""
+        if self.draft is None or len(tokens) < len(self.tokens):
+            return None
+        whole = (*self.tokens, *self.draft.ids)
+        rest = whole[len(tokens) :]
+        if not rest or whole[: len(tokens)] != tuple(tokens):
+            return None
+        return replace(self.draft, start=len(tokens), ids=rest)
+
+    @property
+    def token_s(self) -> float:
+        """What drafting one token took."""
+        return self.seconds / max(1, 0 if self.draft is None else len(self.draft.ids))

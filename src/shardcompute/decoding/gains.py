@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MOST_FRAMES = 4
+MOST_FRAMES = 8
 _IDLE, _BUSY = 0.5, 0.9
 """Below the one share of the slowest stage's time, others lose nothing by our rows; from the other on, all of it."""
 
@@ -33,6 +33,9 @@ class RoundCosts:
     continues: bool = False
     """The chain goes on with plain decoding by itself, so that a plain round costs the stage's time alone. A draft
     has to wait for the driver: where others continue meanwhile, for their next step."""
+    drafts_ahead: bool = False
+    """The drafter goes on while a frame travels: where all of it holds, and the token behind it, the next draft is
+    there."""
 
     sharing: float = field(init=False)
     """Sessions in one frame."""
@@ -109,6 +112,11 @@ def plain_rate(costs: RoundCosts) -> float:
     return 1.0 / costs.plain_s
 
 
+def ahead_chance(prospect: Prospect) -> float:
+    """The chance that what is drafted while such a draft travels is of use."""
+    return prospect.whole * prospect.offered * prospect.onward
+
+
 def net_rate(costs: RoundCosts, tokens: int, prospect: Prospect, frames: int = 1) -> float:
     """Tokens per second of a session that sends such drafts, less the tokens that the others lose by it.
 
@@ -118,7 +126,8 @@ def net_rate(costs: RoundCosts, tokens: int, prospect: Prospect, frames: int = 1
     loop_s = costs.loop_s(prospect.rows)
     if frames == 1:
         # Drafts of all sessions are made one after the other.
-        round_s = max(loop_s + draft_s, costs.sessions * draft_s, 1e-9)
+        waited_s = draft_s * (1.0 - ahead_chance(prospect)) if costs.drafts_ahead else draft_s
+        round_s = max(loop_s + waited_s, costs.sessions * draft_s, 1e-9)
         rate = (1.0 + prospect.accepted) / round_s
     else:
         round_s, rate = _pipelined(costs, prospect, frames, loop_s, draft_s)

@@ -20,6 +20,7 @@ from shardcompute.decoding.gains import (
     MOST_FRAMES,
     Prospect,
     RoundCosts,
+    ahead_chance,
     mix,
     net_rate,
     plain_rate,
@@ -33,6 +34,11 @@ _FREE_DRAFT_S = 2e-4
 """A draft token under this is made whenever there may be use for it: only its verification costs."""
 _ONE_FRAME = frozenset({HEAD_DRAFTER})
 """These draft at the end of a frame's way, so nothing can be drafted to follow it before it is back."""
+_AHEAD = frozenset({"model"})
+"""These draft beside the driver, and can go on while a frame is on its way."""
+_AHEAD_CHANCE = 0.2
+"""What is drafted ahead takes somebody's time: it must be of use this often."""
+_FRAME_COUNTS = (1, 2, 3, 4, 6, MOST_FRAMES)
 _FIRST_TOKENS = 4
 _PROBE_TOKENS = 2
 _PROBE_ACCEPTANCE = 0.9
@@ -248,6 +254,14 @@ class Router:
         self._was_plain(drafter)
         return 0
 
+    def pays_ahead(self, session: int, drafter: str, grade: int, count: int) -> bool:
+        """Whether a drafter should go on behind a draft of so many tokens that is being verified."""
+        if drafter not in _AHEAD:
+            return False
+        grade = min(max(grade, 0), GRADES - 1)
+        chances = self._acceptance.chances(session, drafter, grade, count + 1)
+        return ahead_chance(prospects(chances)[count]) >= _AHEAD_CHANCE
+
     def pipe_depth(self, stages: int) -> int:
         """Frames in flight that keep the slowest stage busy: as many as it could take in one traversal."""
         fixed_s, row_s = self._ring.ring()
@@ -353,8 +367,7 @@ class Router:
         costs = self._costs(load)
         state.plain_rate = plain_rate(costs)
         state.plans = tuple(
-            self._survey(session, state, name, replace(costs, draft_s=self._draft_times.per_token_s(name)))
-            for name in names
+            self._survey(session, state, name, self._drafting_costs(costs, name)) for name in names
         )
         state.plans_made += 1
         state.planned_for = situation
@@ -377,6 +390,10 @@ class Router:
             load.frames_in_flight,
             load.continues,
         )
+
+    def _drafting_costs(self, costs: RoundCosts, drafter: str) -> RoundCosts:
+        draft_s = self._draft_times.per_token_s(drafter)
+        return replace(costs, draft_s=draft_s, drafts_ahead=drafter in _AHEAD)
 
     def _survey(self, session: int, state: _RoutedSession, drafter: str, costs: RoundCosts) -> _Prospectus:
         wish = state.wish
@@ -426,7 +443,7 @@ def _plain(reason: str) -> DraftPlan:
 def _frame_counts(wish: Speculation, promised: Prospect) -> Sequence[int]:
     if wish.frames is not None:
         return (max(1, wish.frames),)
-    return range(1, MOST_FRAMES + 1) if promised.whole > 0.3 else (1,)
+    return _FRAME_COUNTS if promised.whole > 0.3 else (1,)
 
 
 def _best_length(

@@ -41,6 +41,15 @@ def test_drafting_time_counts_and_is_shared_by_all_sessions() -> None:
     assert net_rate(many, 1, draft) == pytest.approx(1.5 / 0.8)
 
 
+def test_what_is_drafted_ahead_is_not_waited_for_where_it_is_of_use() -> None:
+    draft = prospects([0.9, 0.8])[1]
+    # Nine times in ten the draft holds, and of these eight times in ten the token behind it.
+    waited = 0.1 * (1 - 0.72)
+    assert net_rate(costs(draft_s=0.1, drafts_ahead=True), 1, draft) == pytest.approx(1.9 / (0.1 + waited))
+    many = costs(draft_s=0.1, sessions=8, circulating=8, drafts_ahead=True)
+    assert net_rate(many, 1, draft) == pytest.approx(1.9 / 0.8), "one drafts for all"
+
+
 def test_a_second_frame_helps_only_if_the_first_is_wholly_accepted() -> None:
     ring = costs(stage_fixed_s=0.002, stage_row_s=0.0005, row_s=0.001)
     likely, unlikely = prospects([0.95] * 4)[-1], prospects([0.3] * 4)[-1]

@@ -307,3 +307,26 @@ def test_drafts_at_hand_that_never_hold_are_not_sent() -> None:
     assert router.compare(1, AUTO, [DraftOffer("ngram", 0, 4)], ALONE) is None
     assert router.compare(1, AUTO, [], ALONE) is None
     assert Router().compare(1, AUTO, [DraftOffer("ngram", 3, 4)], ALONE) is None
+
+
+def test_a_drafter_goes_on_behind_drafts_that_mostly_hold() -> None:
+    router = measured()
+    assert not router.pays_ahead(1, "model", 1, 4), "nobody knows yet"
+    taught(router, 4, drafter="model")
+    assert router.pays_ahead(1, "model", 1, 4)
+    assert not router.pays_ahead(1, "model", 0, 4), "of this grade none has held"
+    taught(router, 4, drafter="ngram")
+    assert not router.pays_ahead(1, "ngram", 1, 4), "what is free is drafted when it is wanted"
+    for _ in range(10):
+        taught(router, 0, drafter="model")
+    assert not router.pays_ahead(1, "model", 1, 4)
+
+
+def test_a_very_long_ring_holds_many_frames_of_a_sure_drafter() -> None:
+    near, far = (taught(measured(wire_s=wire_s), 4, drafter="model", grade=3) for wire_s in (0.05, 1.0))
+    for router in (near, far):
+        for _ in range(50):
+            router.verified(1, "model", 3, 16, 16)
+            router.drafted(1, "model", 0.02, 4)
+    assert choose(near, AUTO, ALONE, "model").frames < 4
+    assert choose(far, AUTO, ALONE, "model").frames > 4

@@ -2,7 +2,8 @@
 
 Any model with the same vocabulary will do. It keeps KV of its own for each session, as much as its budget allows,
 and picks with the session's own sampling, seed and positions: where both models think alike they draw alike, at any
-temperature. How sure it is of itself becomes the draft's grade.
+temperature. How sure it is of itself becomes the draft's grade. It may be asked to go on while frames travel
+(`propose_while`), and leaves it at that as soon as somebody waits.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.backends.matrix import DenseMatrix
 from shardcompute.core.errors import CapacityError, UsageError
 from shardcompute.core.generation import TokenChoice
 from shardcompute.core.settings import Settings
 from shardcompute.core.steps import Draft, Opening, SessionRows
-from shardcompute.decoding.drafting import Drafter, grade_of
+from shardcompute.decoding.drafting import Drafter, IsWanted, grade_of
+from shardcompute.models.spec import whole
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
-from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
@@ -72,7 +75,12 @@ class ModelDrafter:
         self, session: int, known: Sequence[int], assumed: Sequence[int], limit: int, opening: Opening
     ) -> Draft | None:
         """May take long for a session's first draft, which computes its whole prompt. Raises BackendError."""
-        tokens = [*known, *assumed]
+        return self.propose_while([*known, *assumed], len(known), limit, opening, lambda: True)
+
+    def propose_while(
+        self, tokens: Sequence[int], known: int, limit: int, opening: Opening, is_wanted: IsWanted
+    ) -> Draft | None:
+        session = opening.session
         limits = self._limits
         # The last drafted token is never computed, so it may lie just past the context.
         limit = min(limit, limits.context_length - len(tokens) + 1)
@@ -81,7 +89,7 @@ class ModelDrafter:
         with self._lock:
             self._drop_ended()
             try:
-                return self._draft(session, tokens, len(known), limit, self._fitting(session, opening))
+                return self._draft(list(tokens), known, limit, self._fitting(opening), is_wanted)
             except CapacityError:
                 self._drop(session)
                 return None
@@ -101,8 +109,9 @@ class ModelDrafter:
             self._stage.close()
 
     def _draft(
-        self, session: int, tokens: list[int], known: int, limit: int, opening: Opening
+        self, tokens: list[int], known: int, limit: int, opening: Opening, is_wanted: IsWanted
     ) -> Draft | None:
+        session = opening.session
         choice = self._catch_up(session, tokens, known, opening)
         ids: list[int] = []
         sureness = 0.0
@@ -112,7 +121,7 @@ class ModelDrafter:
                 break
             ids.append(choice.id)
             sureness += likelihood
-            if len(ids) == limit or choice.id in self._limits.end_ids:
+            if len(ids) == limit or choice.id in self._limits.end_ids or not is_wanted():
                 break
             choice = self._step(session, (choice.id,), opening)
         if not ids:
@@ -156,11 +165,11 @@ class ModelDrafter:
             raise UsageError("a draft model must be whole, so that it picks tokens")
         return picked[-1].choice
 
-    def _fitting(self, session: int, opening: Opening) -> Opening:
+    def _fitting(self, opening: Opening) -> Opening:
         """The opening for this model: with the best token's likelihood, and biases for tokens that it has."""
         bias = {i: amount for i, amount in opening.sampling.logit_bias.items() if i < self._limits.vocab_size}
         sampling = replace(opening.sampling, logprobs=1, logit_bias=bias)
-        return Opening(session, sampling, opening.prompt_length)
+        return Opening(opening.session, sampling, opening.prompt_length)
 
     def _drop_ended(self) -> None:
         while self._ended:
@@ -179,12 +188,12 @@ def open_draft_model(
     target_vocab_size: int,
     options: ExecutorOptions,
     backend: str = "onnx",
-    form: str = "native",
+    form: str | None = None,
     progress: Progress | None = None,
 ) -> ModelDrafter:
     """Fetch and load a model that drafts for one with the tokenizer `target`; UsageError where vocabularies differ.
 
-    `options.kv_bytes` bounds the KV of all sessions together.
+    `options.kv_bytes` bounds the KV of all sessions together. Without a `form` it is `quick_form`.
     """
     with open_checkpoint(resolve(parse_reference(reference), settings, progress)) as checkpoint:
         tokenizer, spec = checkpoint.tokenizer(), checkpoint.spec
@@ -197,7 +206,16 @@ def open_draft_model(
             max_rows=options.max_rows,
             end_ids=target.eos_ids,
         )
+        form = form or quick_form(checkpoint)
         return ModelDrafter(open_shard(checkpoint, backend=backend, form=form, options=options), limits)
+
+
+def quick_form(checkpoint: Checkpoint) -> str:
+    """In 8 bits where the file has plain numbers: a drafter has to be quick, and need not be exact."""
+    if "attention.out" not in checkpoint.layout.layers[0]:
+        return "native"  # another library runs it
+    matrix = checkpoint.source(whole(checkpoint.spec)).matrix("attention.out", 0)
+    return "int8" if isinstance(matrix, DenseMatrix) else "native"
 
 
 def drafters_from(

@@ -1,7 +1,9 @@
 """Speculative decoding for one driver's sessions: what the router finds worth trying, from the drafters there are.
 
 A quick drafter answers while a frame is put together. A slow one works in a thread of its own; its session sends
-nothing until the draft is there. Not thread-safe: every method is called under the driver's lock.
+nothing until the draft is there. While frames travel, a slow one goes on behind what they assume where that pays: what
+it finds is at hand when they are back and hold, and it is stopped when somebody waits for another draft. Not
+thread-safe: every method is called under the driver's lock.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft
-from shardcompute.decoding.drafting import HEAD_DRAFTER, Drafter
+from shardcompute.decoding.drafting import HEAD_DRAFTER, Drafter, DraftTask, PatientDrafter
 from shardcompute.decoding.head_drafts import HeadDraftCache
 from shardcompute.decoding.router import DraftOffer, DraftPlan, Router
 from shardcompute.node.driver.scheduler import PipeContext
@@ -90,8 +92,10 @@ class RoutedSpeculator:
         }
         self._on_draft = on_draft
         self._stats: dict[int, DraftStats] = {}
-        self._asked: dict[int, tuple[str, float]] = {}
-        """The slow drafter that each session waits for, and since when."""
+        self._asked: dict[int, tuple[DraftTask, float]] = {}
+        """What each session waits for, and since when."""
+        self._ahead: dict[int, DraftTask] = {}
+        """What is drafted for each session behind its frames that are under way, or was."""
         self._limited_log = RateLimitedLog(log)
         self._has_slow = any(drafter.is_slow for drafter in drafters)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts") if self._has_slow else None
@@ -128,7 +132,7 @@ class RoutedSpeculator:
 
     def forget(self, session: int) -> None:
         self._stats.pop(session, None)
-        self._asked.pop(session, None)
+        self._stop(session)
         self.router.forget(session)
         for drafter in self._drafters.values():
             if drafter.is_slow and self._thread is not None:
@@ -137,6 +141,8 @@ class RoutedSpeculator:
                 drafter.forget(session)
 
     def close(self) -> None:
+        for session in [*self._asked, *self._ahead]:
+            self._stop(session)
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -148,14 +154,14 @@ class RoutedSpeculator:
 
     def give_up_drafts(self, now_s: float) -> list[int]:
         """Do without drafters that have not answered in time, from now on. Returns the sessions that wait no more."""
-        hung = {name for name, asked_s in self._asked.values() if asked_s + DRAFT_S <= now_s}
+        hung = {task.drafter for task, asked_s in self._asked.values() if asked_s + DRAFT_S <= now_s}
         for name in hung:
             # Not closed: it is at work in its thread, and may be for ever.
             log.warning("the drafter %s has not answered for %.0f s: going on without it", name, DRAFT_S)
             self._drafters = {key: each for key, each in self._drafters.items() if key != name}
-        released = [session for session, (name, _) in self._asked.items() if name in hung]
+        released = [session for session, (task, _) in self._asked.items() if task.drafter in hung]
         for session in released:
-            del self._asked[session]
+            self._stop(session)
         return released
 
     # For the scheduler
@@ -224,6 +230,10 @@ class RoutedSpeculator:
 
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
         stats = self.stats_of(session.id)
+        if not is_right:
+            # Whatever is being drafted follows what did not come.
+            self._stop(session.id)
+            session.is_drafting = False
         if not was_assumed or not stats.records:
             return
         record = stats.records[0]
@@ -264,13 +274,16 @@ class RoutedSpeculator:
     ) -> DraftPlan | None:
         offers = []
         for drafter in self._drafters.values():
-            if not drafter.is_slow:
+            if drafter.is_slow:
+                draft = self._drafted_ahead(session, drafter.name)
+            else:
                 draft = drafter.propose(
                     session.id, session.known, session.assumed, min(room, MOST_TOKENS), session.opening()
                 )
-                if draft is not None:
-                    offers.append(DraftOffer(drafter.name, draft.grade, len(draft.ids)))
-        others = [name for name in self.available if self._drafters[name].is_slow]
+            if draft is not None:
+                offers.append(DraftOffer(drafter.name, draft.grade, min(len(draft.ids), room, MOST_TOKENS)))
+        there = {offer.drafter for offer in offers}
+        others = [name for name in self.available if self._drafters[name].is_slow and name not in there]
         wish = self.wish(session.request)
         return self.router.compare(session.id, wish, offers, context.load, others)
 
@@ -281,8 +294,12 @@ class RoutedSpeculator:
         if drafter is None or limit < 1:
             return False
         if drafter.is_slow:
-            self._draft_aside(session, drafter, limit)
-            return True
+            ahead = self._drafted_ahead(session, drafter.name)
+            if ahead is None:
+                self._draft_aside(session, drafter, limit)
+                return True
+            token_s, ahead = self._ahead[session.id].token_s, replace(ahead, ids=ahead.ids[:limit])
+            return self._take(session, context, drafter.name, ahead, token_s * len(ahead.ids))
         began_s = time.perf_counter()
         draft = drafter.propose(session.id, session.known, session.assumed, limit, session.opening())
         return self._take(session, context, drafter.name, draft, time.perf_counter() - began_s)
@@ -295,32 +312,81 @@ class RoutedSpeculator:
         return min(wanted, session.held_tokens + max(pages, 0) - session.length - 1)
 
     def _draft_aside(self, session: Session, drafter: Drafter, limit: int) -> None:
+        """Have a slow drafter add to the session, which waits for it."""
         session.is_drafting = True
-        self._asked[session.id] = (drafter.name, self._clock())
-        known, assumed, opening = list(session.known), list(session.assumed), session.opening()
+        tokens = (*session.known, *session.assumed)
+        task = self._ahead.get(session.id)
+        # What is being drafted ahead may be just that.
+        is_that = task is not None and task.drafter == drafter.name and task.tokens == tokens
+        if task is None or not is_that or task.is_done or not task.is_wanted:
+            for other in self._ahead:
+                self._hurry(other)
+            task = self._start(session, drafter, limit)
+        self._asked[session.id] = (task, self._clock())
+
+    def _draft_ahead(self, session: Session, drafter: Drafter, tokens: int) -> None:
+        """Have a slow drafter go on behind what is assumed: with what is picked there, and as many as may follow."""
+        if isinstance(drafter, PatientDrafter):
+            self._hurry(session.id)
+            self._ahead[session.id] = self._start(session, drafter, tokens + 1)
+
+    def _drafted_ahead(self, session: Session, drafter: str) -> Draft | None:
+        """What this slow drafter has drafted to follow the session's tokens."""
+        task = self._ahead.get(session.id)
+        if task is None or not task.is_done or task.drafter != drafter:
+            return None
+        return task.remainder((*session.known, *session.assumed))
+
+    def _start(self, session: Session, drafter: Drafter, limit: int) -> DraftTask:
+        known, assumed, opening = tuple(session.known), tuple(session.assumed), session.opening()
+        task = DraftTask(session.id, drafter.name, (*known, *assumed))
 
         def work() -> None:
             began_s = time.perf_counter()
             try:
-                draft = drafter.propose(session.id, known, assumed, limit, opening)
+                if not task.is_wanted:
+                    pass
+                elif isinstance(drafter, PatientDrafter):
+                    task.draft = drafter.propose_while(
+                        task.tokens, len(known), limit, opening, lambda: task.is_wanted
+                    )
+                else:
+                    task.draft = drafter.propose(task.session, known, assumed, limit, opening)
             except Exception as error:
                 # Plain decoding needs no draft; a drafter in trouble must not stop it.
                 self._limited_log.warning(drafter.name, "the drafter %s failed: %r", drafter.name, error)
-                draft = None
-            seconds = time.perf_counter() - began_s
+            task.seconds = time.perf_counter() - began_s
+            task.is_done = True
+            self._on_draft(task.session, take)
 
-            def take(session: Session, context: PipeContext) -> None:
-                if self._asked.get(session.id, ("",))[0] != drafter.name:
-                    return  # it was given up
-                del self._asked[session.id]
-                session.is_drafting = False
-                if [*session.known, *session.assumed] == [*known, *assumed]:
-                    self._take(session, context, drafter.name, draft, seconds)
-
-            self._on_draft(session.id, take)
+        def take(session: Session, context: PipeContext) -> None:
+            asked = self._asked.get(session.id)
+            if asked is None or asked[0] is not task:
+                return  # nobody waits for it, or it was given up
+            del self._asked[session.id]
+            session.is_drafting = False
+            tokens = (*session.known, *session.assumed)
+            draft = task.remainder(tokens)
+            if draft is not None or tokens == task.tokens:
+                seconds = task.token_s * len(draft.ids) if draft is not None else task.seconds
+                self._take(session, context, drafter.name, draft, seconds)
 
         assert self._thread is not None
         self._thread.submit(work)
+        return task
+
+    def _hurry(self, session: int) -> None:
+        """Leave what is being drafted ahead for the session at that, unless it is waited for."""
+        task, asked = self._ahead.get(session), self._asked.get(session)
+        if task is not None and (asked is None or asked[0] is not task):
+            task.is_wanted = False
+
+    def _stop(self, session: int) -> None:
+        """Nobody wants what is being drafted for the session."""
+        asked, ahead = self._asked.pop(session, None), self._ahead.pop(session, None)
+        for task in (None if asked is None else asked[0], ahead):
+            if task is not None:
+                task.is_wanted = False
 
     def _take(
         self, session: Session, context: PipeContext, drafter: str, draft: Draft | None, seconds: float
@@ -341,6 +407,13 @@ class RoutedSpeculator:
         stats.accepted += missing
         for place in range(count):
             stats.drafted[place] += 1
+        source = self._drafters.get(drafter)
+        if (
+            source is not None
+            and source.is_slow
+            and self.router.pays_ahead(session.id, drafter, draft.grade, count)
+        ):
+            self._draft_ahead(session, source, stats.plan.tokens)
         return True
 
     def _count_to_send(

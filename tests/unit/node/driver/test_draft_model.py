@@ -18,6 +18,7 @@ from shardcompute.node.driver.draft_model import (
     ModelDrafter,
     check_same_vocabulary,
     open_draft_model,
+    quick_form,
 )
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
@@ -25,6 +26,7 @@ from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from support.models.tiny_checkpoint import save_tiny_llama
+from support.models.tiny_gguf import save_tiny_text_gguf
 
 PAGE_BYTES = 64 * 2 * 2 * 2 * 16 * 4  # tokens · layers · keys and values · heads · width · float32
 OPTIONS = ExecutorOptions(kv_bytes=64 * PAGE_BYTES, context_length=200, max_rows=32)
@@ -152,6 +154,15 @@ def test_grades_say_how_sure_it_is(checkpoint: Checkpoint) -> None:
     assert (len(vague.ids), vague.grade) == (1, 0)
 
 
+def test_it_leaves_it_at_that_when_it_is_not_wanted(checkpoint: Checkpoint) -> None:
+    drafter, opening = open_drafter(checkpoint), Opening(1, Sampling(logit_bias={60: 50.0}), len(PROMPT))
+    wanted = iter([True, True, False])
+    draft = drafter.propose_while(PROMPT, len(PROMPT), 8, opening, lambda: next(wanted))
+    assert draft is not None
+    assert draft.ids == (60, 60, 60)
+    assert drafter.propose(1, [*PROMPT, 60], (), 4, opening) == Draft(1, len(PROMPT) + 1, (60,) * 4, 3)
+
+
 def test_forgotten_sessions_give_back_their_memory(checkpoint: Checkpoint) -> None:
     drafter = open_drafter(checkpoint, kv_pages=2)
     drafted(drafter, PROMPT, session=1)
@@ -159,6 +170,15 @@ def test_forgotten_sessions_give_back_their_memory(checkpoint: Checkpoint) -> No
     drafter.forget(99)
     drafted(drafter, PROMPT, session=2, limit=1)
     assert drafter.held_sessions() == [2]
+
+
+def test_plain_numbers_are_rounded_and_others_kept_as_they_are(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    assert quick_form(checkpoint) == "int8"
+    path = save_tiny_text_gguf(tmp_path)
+    with open_checkpoint(resolve(parse_reference(str(path)), Settings(data_dir=tmp_path))) as quantised:
+        assert quick_form(quantised) == "native"
 
 
 def test_opens_a_model_by_name_and_refuses_another_vocabulary(checkpoint: Checkpoint, tmp_path: Path) -> None:

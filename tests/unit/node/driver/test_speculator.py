@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
+from shardcompute.core.steps import Draft, Opening
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
@@ -20,7 +23,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.driver.scheduler import PipeContext
 from shardcompute.node.driver.sessions.session import Session
-from shardcompute.node.driver.speculator import RoutedSpeculator
+from shardcompute.node.driver.speculator import RoutedSpeculator, TakeDraft
 from shardcompute.node.rpc.session_ids import Resumption
 from support.models.drafters import Oracle
 from support.swarm.fake_chain import PIPELINE, Caller, FakeChain, Letters, ask, continuation, submit
@@ -304,3 +307,160 @@ def test_drafts_are_not_worth_making_room_for() -> None:
     speculator.extend(session, replace(RING, free_tokens=PAGE_TOKENS))
     assert session.assumed
     speculator.close()
+
+
+@dataclass
+class PatientOracle(Oracle):
+    """A slow one that can go on while frames travel; each time it has begun it may be held up until it is unwanted."""
+
+    is_slow: bool = True
+    is_held: bool = False
+    limits: list[int] = field(default_factory=list)
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def propose_while(
+        self,
+        tokens: Sequence[int],
+        known: int,
+        limit: int,
+        opening: Opening,
+        is_wanted: Callable[[], bool],
+    ) -> Draft | None:
+        self.limits.append(limit)
+        self.begun.release()
+        for _ in range(60_000 if self.is_held else 0):
+            if not is_wanted():
+                break
+            threading.Event().wait(0.001)
+        return self.propose(opening.session, tokens[:known], tokens[known:], limit, opening)
+
+
+Drafts = queue.Queue[TakeDraft]
+
+
+def far(oracle: Oracle, frames: int = 1) -> tuple[RoutedSpeculator, Session, Drafts]:
+    """A session on a far ring, whose drafter has nearly always been right; and what its thread hands over."""
+    drafts: Drafts = queue.Queue()
+    speculator = RoutedSpeculator([oracle], Speculation("model", 3, frames), lambda _, take: drafts.put(take))
+    for rows in (1, 4, 16) * 20:
+        speculator.router.traversed(rows, 0.2, [0.002, 0.002])
+    for _ in range(200):
+        speculator.router.verified(1, "model", 0, 3, 3)
+    prompt = tuple(range(5))
+    return speculator, Session(1, GenerationRequest(prompt, 50), [*prompt, answer(prompt)[0]], sent=5), drafts
+
+
+def hold(session: Session, count: int) -> None:
+    """The frame with all that is assumed is back: all of it was right, and one more is known."""
+    story = [*session.request.prompt, *answer(session.request.prompt)]
+    session.known = story[: len(session.known) + count]
+    session.assumed, session.sent = [], len(session.known) - 1
+
+
+def test_a_slow_drafter_goes_on_while_its_frame_travels() -> None:
+    oracle = PatientOracle(answer)
+    speculator, session, drafts = far(oracle)
+    speculator.extend(session, RING)
+    assert session.is_drafting
+    drafts.get(timeout=60)(session, RING)
+    assert not session.is_drafting
+    count = len(session.assumed)
+    assert count == 3
+    # Nobody waits for what it drafts now: the token that will be picked behind these, and three more.
+    drafts.get(timeout=60)(session, RING)
+    assert (oracle.limits, len(session.assumed)) == ([3, 4], 3)
+    hold(session, 4)
+    speculator.extend(session, RING)
+    assert not session.is_drafting, "it is there already"
+    assert session.assumed == answer(session.request.prompt)[5:8]
+    speculator.close()
+
+
+def test_what_was_drafted_ahead_of_a_mistake_is_not_sent() -> None:
+    oracle = PatientOracle(answer)
+    speculator, session, drafts = far(oracle)
+    speculator.extend(session, RING)
+    drafts.get(timeout=60)(session, RING)
+    drafts.get(timeout=60)(session, RING)
+    wrong = session.assumed[0] + 1
+    session.known.append(wrong)
+    session.roll_back(len(session.known) - 1, 1)
+    speculator.committed(session, was_assumed=True, is_right=False)
+    speculator.extend(session, RING)
+    assert session.is_drafting, "it has to be asked again"
+    assert session.assumed == []
+    speculator.close()
+
+
+def test_a_mistake_stops_what_follows_it_and_nobody_waits_for_it() -> None:
+    oracle = PatientOracle(answer)
+    speculator, session, drafts = far(oracle, frames=3)
+    speculator.extend(session, RING)
+    take = drafts.get(timeout=60)
+    oracle.is_held = True
+    take(session, RING)
+    session.sent = session.length
+    session.flights.add(1)
+    # What is drafted ahead is what the second frame waits for.
+    speculator.extend(session, RING)
+    assert session.is_drafting
+    assert oracle.begun.acquire(timeout=60)
+    assert oracle.begun.acquire(timeout=60)
+    assert oracle.limits == [3, 4]
+    session.known.append(session.assumed[0] + 1)
+    session.roll_back(len(session.known) - 1, 1)
+    speculator.committed(session, was_assumed=True, is_right=False)
+    assert not session.is_drafting
+    drafts.get(timeout=60)(session, RING)
+    assert session.assumed == []
+    speculator.close()
+
+
+def test_a_session_that_waits_is_not_held_up_by_what_is_drafted_ahead_for_another() -> None:
+    oracle = PatientOracle(answer)
+    speculator, session, drafts = far(oracle)
+    speculator.extend(session, RING)
+    assert oracle.begun.acquire(timeout=60)
+    take = drafts.get(timeout=60)
+    oracle.is_held = True
+    take(session, RING)
+    assert oracle.begun.acquire(timeout=60), "it goes on for the first one"
+    other = Session(2, session.request, [*session.request.prompt, 7], sent=5)
+    speculator.extend(other, RING)
+    oracle.is_held = False
+    drafts.get(timeout=60)(session, RING)
+    drafts.get(timeout=60)(other, RING)
+    assert not other.is_drafting
+    assert other.assumed
+    speculator.close()
+
+
+def test_what_is_waited_for_goes_on_from_what_has_come_meanwhile() -> None:
+    oracle = PatientOracle(answer)
+    speculator, session, drafts = far(oracle)
+    speculator.extend(session, RING)
+    take = drafts.get(timeout=60)
+    hold(session, 1)
+    take(session, RING)
+    assert session.assumed == answer(session.request.prompt)[2:4], "its first token is known by now"
+    speculator.close()
+
+
+@given(
+    wrong=st.sets(st.integers(5, 40)),
+    tokens=st.integers(1, 6),
+    frames=st.integers(1, 5),
+    sessions=st.integers(1, 3),
+)
+def test_drafting_ahead_changes_no_token(wrong: set[int], tokens: int, frames: int, sessions: int) -> None:
+    oracle = PatientOracle(answer, wrong.__contains__)
+    limits = DriverLimits(vocab_size=30, context_length=1000)
+    driver, chain = Driver(cast(Tokenizer, Letters()), limits, drafters=[oracle]), FakeChain()
+    driver.connect(chain, PIPELINE)
+    wish = Speculation("model", tokens, frames)
+    requests = [ask(5, 20, first=i, speculation=wish) for i in range(sessions)]
+    callers = [submit(driver, request)[1] for request in requests]
+    while not all(caller.is_over for caller in callers):
+        chain.run(driver)
+    driver.close()
+    assert [caller.tokens for caller in callers] == [expected(request) for request in requests]
