@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from shardcompute.draft_training.draft_net import NetShape, load_net, new_net, pack  # noqa: E402
-from shardcompute.draft_training.training_loop import _Distillation  # noqa: E402
+from shardcompute.draft_training.training_loop import Distillation  # noqa: E402
 from shardcompute.models.draft_head import decode_draft_head, encode_draft_head  # noqa: E402
 from shardcompute.models.spec import Layer, ModelSpec, Rope  # noqa: E402
 from support.models.draft_heads import draft_by_the_book, random_draft_head  # noqa: E402
@@ -71,7 +71,7 @@ def test_slopes_are_those_of_the_cross_entropy() -> None:
     rows.requires_grad_()
     plain = torch.nn.functional.cross_entropy(rows @ head.T, likely, reduction="none")
     (wanted,) = torch.autograd.grad((plain * weight).sum(), rows)
-    loss, found = _Distillation.apply(rows, head, likely @ head, best, weight)
+    loss, found = Distillation.apply(rows, head, likely @ head, best, weight)
     (slopes,) = torch.autograd.grad(loss, rows)
     assert torch.allclose(loss, (plain * weight).sum(), atol=1e-5)
     assert torch.allclose(slopes, wanted, atol=1e-5)

@@ -136,7 +136,8 @@ def _tensors(net: StudentNet, frozen: FrozenWeights) -> dict[str, Any]:
 
 
 def _rounded(values: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float16]]:
-    found = values.detach().cpu().numpy().astype(np.float16)
+    with np.errstate(over="ignore"):
+        found = values.detach().cpu().numpy().astype(np.float16)
     if not np.isfinite(found).all():
         raise CorruptModelError(
             "the student has weights that 16 bits cannot hold", hint="teach it anew with --fresh"

@@ -148,7 +148,7 @@ class _StudentRun:
             sessions=options.sessions,
             threads=options.threads,
         )
-        self._rows = options.rows or (16_384 if self._teacher.is_cuda else 1024)
+        self._rows = options.rows or (16_384 if self._teacher.is_cuda else 512)
 
     def run(self, text: str, settings: Settings | None) -> TaughtStudent:
         """With `settings` there is a student in the folder, to be opened with them."""

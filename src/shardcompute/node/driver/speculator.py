@@ -62,6 +62,7 @@ class DraftStats:
     """Tokens that were sent as the first of their draft, as its second, and so on; and those that came true."""
     accepted: list[int] = field(default_factory=list)
     draft_s: float = 0.0
+    """So long it waited for drafts."""
     continued: int = 0
     """Tokens with which its chain went on by itself."""
     look_at: int = 0
@@ -302,7 +303,9 @@ class RoutedSpeculator:
             return self._take(session, context, drafter.name, ahead, token_s * len(ahead.ids))
         began_s = time.perf_counter()
         draft = drafter.propose(session.id, session.known, session.assumed, limit, session.opening())
-        return self._take(session, context, drafter.name, draft, time.perf_counter() - began_s)
+        seconds = time.perf_counter() - began_s
+        stats.draft_s += seconds
+        return self._take(session, context, drafter.name, draft, seconds)
 
     def _room(self, session: Session, context: PipeContext) -> int:
         """How many more tokens may be assumed. The last one asked for is never drafted, it is picked; and drafts
@@ -365,11 +368,17 @@ class RoutedSpeculator:
                 return  # nobody waits for it, or it was given up
             del self._asked[session.id]
             session.is_drafting = False
+            stats = self.stats_of(session.id)
+            stats.draft_s += self._clock() - asked[1]
             tokens = (*session.known, *session.assumed)
             draft = task.remainder(tokens)
-            if draft is not None or tokens == task.tokens:
-                seconds = task.token_s * len(draft.ids) if draft is not None else task.seconds
-                self._take(session, context, drafter.name, draft, seconds)
+            # There may be less room than there was, and one that was drafted ahead may be longer than a frame's.
+            limit = min(stats.plan.tokens, self._room(session, context))
+            if draft is not None and limit > 0:
+                draft = replace(draft, ids=draft.ids[:limit])
+                self._take(session, context, drafter.name, draft, task.token_s * len(draft.ids))
+            elif tokens == task.tokens:
+                self._take(session, context, drafter.name, None, task.seconds)
 
         assert self._thread is not None
         self._thread.submit(work)
@@ -393,7 +402,6 @@ class RoutedSpeculator:
     ) -> bool:
         """False if there is nothing worth sending."""
         stats = self.stats_of(session.id)
-        stats.draft_s += seconds
         count = 0 if draft is None else self._count_to_send(session, context, drafter, draft, seconds)
         if draft is None:
             self.router.missed(session.id, drafter)

@@ -33,7 +33,7 @@ QUICK = StudentOptions(
     context_length=96,
     rows=512,
 )
-LONGER = replace(QUICK, tokens=3000, epochs=12, sessions=32, rate=2e-3)
+LONGER = replace(QUICK, tokens=3000, epochs=6, sessions=32, rate=2e-3)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_a_worse_one_does_not_replace_it(
 ) -> None:
     _, _, folder = learned
     content = (folder / "model.safetensors").read_bytes()
-    options = replace(QUICK, layers=(0, 1))
+    options = replace(QUICK, layers=(0,))
     taught = teach_student(parent, options, folder, Settings(data_dir=folder.parent))
     assert taught.in_use is not None
     assert taught.in_use.score > taught.examination.score

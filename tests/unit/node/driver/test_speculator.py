@@ -381,6 +381,7 @@ def test_what_was_drafted_ahead_of_a_mistake_is_not_sent() -> None:
     speculator, session, drafts = far(oracle)
     speculator.extend(session, RING)
     drafts.get(timeout=60)(session, RING)
+    session.sent = session.length
     drafts.get(timeout=60)(session, RING)
     wrong = session.assumed[0] + 1
     session.known.append(wrong)
