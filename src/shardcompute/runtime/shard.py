@@ -160,6 +160,30 @@ def build_head_drafter(
     """What drafts on from the final states of a last stage on this backend; `source` has the model's head and
     embedding, `options.kv_bytes` is for its memory of sessions. UnsupportedModelError where the backend gives no such
     states. Rows of the embedding are read where they are stored, if they can be: few are, one for each token."""
+    rows = min(options.max_rows, DRAFT_HEAD_ROWS)
+    limits = HeadDraftLimits(options.context_length, max_rows=options.max_logit_rows, step_rows=rows)
+    options = replace(options, max_rows=rows, max_logit_rows=min(options.max_logit_rows, rows))
+    network, embedding = build_draft_network(spec, source, weights, backend=backend, options=options)
+    return HeadDrafter(
+        network,
+        weights.ids,
+        embedding,
+        limits,
+        vocab_size=spec.vocab_size,
+        embedding_scale=spec.embedding_scale,
+    )
+
+
+def build_draft_network(
+    spec: ModelSpec,
+    source: TensorSource,
+    weights: DraftHeadWeights,
+    *,
+    backend: str,
+    options: ExecutorOptions,
+) -> tuple[Executor, StoredRows]:
+    """A draft head's network on this backend, and the embedding of the tokens that it knows. UnsupportedModelError
+    where the backend gives no states to draft from."""
     if not can_draft(spec, backend):
         raise refuse_final_rows("transformers" if is_fallback(spec) else backend)
     head = rows_of(source.matrix("head"), weights.ids)
@@ -172,17 +196,7 @@ def build_head_drafter(
         embedding = ChosenRows(stored, weights.ids)
     else:
         embedding = HeldRows(rows_of(source.matrix("embedding"), weights.ids))
-    rows = min(options.max_rows, DRAFT_HEAD_ROWS)
-    limits = HeadDraftLimits(options.context_length, max_rows=options.max_logit_rows, step_rows=rows)
-    options = replace(options, max_rows=rows, max_logit_rows=min(options.max_logit_rows, rows))
-    return HeadDrafter(
-        _run_by(backend, DraftHeadNetwork(spec, weights, head), options),
-        weights.ids,
-        embedding,
-        limits,
-        vocab_size=spec.vocab_size,
-        embedding_scale=spec.embedding_scale,
-    )
+    return _run_by(backend, DraftHeadNetwork(spec, weights, head), options), embedding
 
 
 def can_draft(spec: ModelSpec, backend: str) -> bool:
