@@ -13,6 +13,7 @@ import typer
 
 from shardcompute.cli.options.cluster import Preference
 from shardcompute.cli.tools.bench_collectives import collectives
+from shardcompute.cli.tools.bench_drafts import drafts
 from shardcompute.cli.tools.bench_faults import faults
 from shardcompute.cli.tools.bench_reach import reach
 from shardcompute.cli.tools.bench_run import (
@@ -240,6 +241,7 @@ def failover(
 
 
 app.command()(wan)
+app.command()(drafts)
 app.command()(soak)
 app.command()(prefix)
 app.command()(faults)

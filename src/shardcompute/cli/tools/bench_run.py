@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from shardcompute.core.errors import UsageError
 from shardcompute.sim import Emulator
 
 if TYPE_CHECKING:
@@ -35,6 +36,16 @@ def model_path(model: str) -> str:
     files = resolve(parse_reference(model), load_settings())
     folder = files.folder or Path()
     return str(folder / files.main_file if files.kind == "gguf" else folder)
+
+
+def read_numbers(text: str, option: str, *, is_whole: bool = False) -> list[str]:
+    """Numbers that an option has, separated by commas, as they were written."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if not (part if is_whole else part.replace(".", "", 1)).isdigit():
+            what = "whole number" if is_whole else "number"
+            raise UsageError(f"{option} has {part!r}, which is no {what}", hint="write numbers with commas")
+    return parts
 
 
 class BenchProgress:

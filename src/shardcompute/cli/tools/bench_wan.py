@@ -18,9 +18,9 @@ from shardcompute.cli.tools.bench_run import (
     WeightsName,
     finish,
     model_path,
+    read_numbers,
     write_results,
 )
-from shardcompute.core.errors import UsageError
 from shardcompute.sim import Emulator
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ def wan(
     bench = WanBench(
         serving,
         data,
-        ring_ms=[float(part) for part in _numbers(ring_ms, "--ring-ms")],
+        ring_ms=[float(part) for part in read_numbers(ring_ms, "--ring-ms")],
         mbit=mbit,
         per_category=per_category,
         seed=seed,
-        tokens=[int(part) for part in _numbers(tokens, "--tokens", is_whole=True)],
-        temperatures=[float(part) for part in _numbers(temperatures, "--temperatures")],
-        streams=[int(part) for part in _numbers(streams, "--streams", is_whole=True)],
+        tokens=[int(part) for part in read_numbers(tokens, "--tokens", is_whole=True)],
+        temperatures=[float(part) for part in read_numbers(temperatures, "--temperatures")],
+        streams=[int(part) for part in read_numbers(streams, "--streams", is_whole=True)],
         arms=arms.split(","),
         workers=workers,
         draft_model=draft_model,
@@ -139,15 +139,6 @@ def _serving(model: str, weights: str, max_memory: str) -> WanServing:
     memory = parse_size(max_memory) if max_memory else 0
     model_path(model)  # so that nobody has to fetch it over the emulated network
     return WanServing(model or EMBEDDED_NAMES[0], weights, max_memory_bytes=memory)
-
-
-def _numbers(text: str, option: str, *, is_whole: bool = False) -> list[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    for part in parts:
-        if not (part if is_whole else part.replace(".", "", 1)).isdigit():
-            what = "whole number" if is_whole else "number"
-            raise UsageError(f"{option} has {part!r}, which is no {what}", hint="write numbers with commas")
-    return parts
 
 
 def _show(outcome: WanOutcome) -> None:
