@@ -15,8 +15,10 @@ from shardcompute.backends.executor import Executor
 from shardcompute.backends.matrix import Array, Float32, StoredRows
 from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling
+from shardcompute.core.steps import Opening
 from shardcompute.decoding import TokenHistory, build_sampler
 from shardcompute.decoding.drafting import likelihood_of
+from shardcompute.decoding.ngram import NgramDrafter
 
 DRAFTED, RANKS, BEHIND = 6, 3, 3
 """Tokens of a draft, guesses at each of its positions, and tokens that are drafted behind a second-best one."""
@@ -44,12 +46,14 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class GuessedAnswer:
-    """The tokens of an answer and, behind each of them but the last, what was guessed."""
+    """The tokens of an answer and, behind each of them but the last, what was guessed; and what the text before would
+    go on with, copied from where it went on once already (None: nowhere)."""
 
     category: str
     text: str
     tokens: tuple[int, ...]
     guesses: tuple[tuple[Guess, ...], ...]
+    copied: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,17 @@ class DraftNetwork:
         segment = Segment(_SESSION, start, len(tokens), 1)
         logits = np.array(self.executor.step([segment], inputs, keeps_hidden=True)[0], dtype=np.float32)
         return logits, np.array(self.executor.final_rows()[len(tokens) - 1], dtype=np.float32)
+
+
+def copy_guesses(prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int | None, ...]:
+    """The n-gram drafter's first token behind each of an answer's tokens but the last."""
+    drafter, opening = NgramDrafter(), Opening(_SESSION, Sampling(), len(prompt))
+    known, found = list(prompt), list[int | None]()
+    for token in tokens[:-1]:
+        known.append(token)
+        draft = drafter.propose(_SESSION, known, (), 1, opening)
+        found.append(None if draft is None else draft.ids[0])
+    return tuple(found)
 
 
 class AnswerGuesser:

@@ -171,6 +171,19 @@ def right_shares(answers: Sequence[GuessedAnswer], depth: int) -> Mapping[int, f
     return {-1: counted, **{rank: count / counted for rank, count in sorted(right.items())}}
 
 
+def copied_shares(answers: Sequence[GuessedAnswer]) -> tuple[float, float]:
+    """How often the text itself offers another token than the draft's first, and how often that is right then."""
+    offered = right = counted = 0
+    for answer in answers:
+        for guesses, copied, token in zip(answer.guesses, answer.copied, answer.tokens[1:], strict=True):
+            counted += 1
+            first = next(guess.path[0] for guess in guesses if guess.is_drafted)
+            if copied is not None and copied != first:
+                offered += 1
+                right += copied == token
+    return offered / max(counted, 1), right / max(offered, 1)
+
+
 def _fits(guess: Guess, shape: str) -> bool:
     if guess.is_drafted or shape == TREE:
         return True

@@ -17,8 +17,14 @@ from typing import Any
 import numpy as np
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
-from shardcompute.bench.drafts.guesses import DRAFTED, AnswerGuesser, DraftNetwork, GuessedAnswer
-from shardcompute.bench.drafts.promises import TripCosts, promise_shapes, right_shares
+from shardcompute.bench.drafts.guesses import (
+    DRAFTED,
+    AnswerGuesser,
+    DraftNetwork,
+    GuessedAnswer,
+    copy_guesses,
+)
+from shardcompute.bench.drafts.promises import TripCosts, copied_shares, promise_shapes, right_shares
 from shardcompute.bench.report import Result, Say
 from shardcompute.bench.wan.loops import is_looping
 from shardcompute.bench.wan.prompts import read_prompts, sample_prompts
@@ -85,7 +91,9 @@ def run_drafts_bench(bench: DraftsBench, say: Say) -> list[Result]:
             ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
             ids = ids[: context - bench.tokens - DRAFTED]
             tokens, guesses = guesser.guess(ids, bench.tokens, tokenizer.eos_ids)
-            answers.append(GuessedAnswer(prompt.category, tokenizer.decode(tokens), tokens, guesses))
+            copied = copy_guesses(ids, tokens)
+            text = tokenizer.decode(tokens)
+            answers.append(GuessedAnswer(prompt.category, text, tokens, guesses, copied))
             say(f"{number} of {len(prompts)} prompts: {prompt.category}, {len(tokens)} tokens")
         times = _time_steps(model, network, checkpoint.spec.vocab_size)
     return [*_times_results(times), *_right_results(answers), *_promise_results(answers, times, bench)]
@@ -165,7 +173,12 @@ def _right_results(answers: Sequence[GuessedAnswer]) -> list[Result]:
     for category in sorted({answer.category for answer in answers}):
         own = [answer for answer in answers if answer.category == category]
         results += _shares_results(right_shares(own, 0), {"of": category, "position": 1})
-    return results
+    offered, right = copied_shares(answers)
+    return [
+        *results,
+        Result("n-gram offers another first token", offered, "fraction", {"of": "all"}),
+        Result("n-gram right where it does", right, "fraction", {"of": "all"}),
+    ]
 
 
 def _shares_results(shares: Any, labels: dict[str, Any]) -> list[Result]:

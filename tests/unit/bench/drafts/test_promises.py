@@ -14,6 +14,7 @@ from shardcompute.bench.drafts.promises import (
     Chances,
     TripCosts,
     choose_guesses,
+    copied_shares,
     promise_shapes,
     right_shares,
     travel,
@@ -115,3 +116,10 @@ def test_gains_are_against_the_draft_alone() -> None:
     assert promises[TREE].tokens_per_trip == 3
     assert promises[TREE].rows_per_trip == 5
     assert 0 < promises[FIRST].gain < promises[TREE].gain
+
+
+def test_copied_tokens_count_where_they_differ_from_the_draft() -> None:
+    copied = (None, 5, 6, 9)
+    answers = [GuessedAnswer("any", "", (1, 5, 5, 6, 5), (GUESSES,) * 4, copied)]
+    # 5 is the draft's own first token; 6 came, 9 did not.
+    assert copied_shares(answers) == (2 / 4, 1 / 2)
