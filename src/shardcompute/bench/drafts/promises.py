@@ -64,7 +64,7 @@ class Chances:
 
 
 @dataclass(frozen=True, slots=True)
-class Journey:
+class TravelledAnswer:
     """An answer that was travelled through: its tokens behind the first, how long that took, trips and drafted rows."""
 
     tokens: int
@@ -93,7 +93,7 @@ def promise_shapes(answers: Sequence[GuessedAnswer], costs: TripCosts) -> dict[s
     """Each answer by the chances that those of the other half were seen to have."""
     answers = [answer for answer in answers if answer.guesses]
     halves = (answers[::2], answers[1::2])
-    journeys: dict[str, list[Journey]] = {shape: [] for shape in SHAPES}
+    journeys: dict[str, list[TravelledAnswer]] = {shape: [] for shape in SHAPES}
     for half, others in (halves, halves[::-1]):
         chances = Chances()
         for answer in others:
@@ -103,7 +103,7 @@ def promise_shapes(answers: Sequence[GuessedAnswer], costs: TripCosts) -> dict[s
     return {shape: _sum_up(journeys[shape], journeys[DRAFT]) for shape in SHAPES}
 
 
-def travel(answer: GuessedAnswer, shape: str, chances: Chances, costs: TripCosts) -> Journey:
+def travel(answer: GuessedAnswer, shape: str, chances: Chances, costs: TripCosts) -> TravelledAnswer:
     at = trips = rows = owed = 0
     seconds = 0.0
     while at < len(answer.guesses):
@@ -118,7 +118,7 @@ def travel(answer: GuessedAnswer, shape: str, chances: Chances, costs: TripCosts
         last = by_path.get(following[:held])
         owed = 0 if last is None or last.is_drafted else held - _drafted_before(last)
         at += held + 1
-    return Journey(min(at, len(answer.tokens) - 1), seconds, trips, rows)
+    return TravelledAnswer(min(at, len(answer.tokens) - 1), seconds, trips, rows)
 
 
 def choose_guesses(
@@ -202,7 +202,7 @@ def _bin(guess: Guess) -> tuple[int, int]:
     return guess.ranks[-1], min(int(_BINS * guess.likelihoods[-1] / most), _BINS - 1)
 
 
-def _sum_up(journeys: Sequence[Journey], baseline: Sequence[Journey]) -> Promise:
+def _sum_up(journeys: Sequence[TravelledAnswer], baseline: Sequence[TravelledAnswer]) -> Promise:
     gains = [own.rate / other.rate - 1 for own, other in zip(journeys, baseline, strict=True)]
     trips = sum(journey.trips for journey in journeys)
     half = _NORMAL_95 * statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")

@@ -13,16 +13,17 @@ import typer
 
 from shardcompute.cli.options.cluster import Preference
 from shardcompute.cli.tools.bench_collectives import collectives
-from shardcompute.cli.tools.bench_drafts import drafts
 from shardcompute.cli.tools.bench_faults import faults
 from shardcompute.cli.tools.bench_reach import reach
 from shardcompute.cli.tools.bench_run import (
     BenchProgress,
     JsonFile,
     Model,
+    ModelOption,
     WeightsName,
     finish,
     model_path,
+    read_numbers,
     write_results,
 )
 from shardcompute.cli.tools.bench_serve import serve
@@ -187,6 +188,53 @@ def receipts(
 
 
 @app.command()
+def drafts(
+    data: Annotated[Path, typer.Option(help="Spec-Bench's questions as JSON lines.")],
+    model: ModelOption = "",
+    prompts: Annotated[int, typer.Option(min=2, help="Prompts, of all categories in turn.")] = 20,
+    tokens: Annotated[int, typer.Option(min=2, max=1024, help="Most tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="By which prompts are drawn, and answers sampled.")] = 1,
+    ring_ms: Annotated[
+        str, typer.Option(help="Times once round the ring in ms, separated by commas.")
+    ] = "20,80,200",
+    json_file: JsonFile = None,
+) -> None:
+    """How often a draft head is right, by position and rank, and what rows of second guesses promise.
+
+    In this process; the ring is added as a number, and rows cost what they cost one thread here, or nothing.
+    """
+    from shardcompute.bench.drafts.run import DraftsBench, run_drafts_bench
+    from shardcompute.bench.tables import render_results
+    from shardcompute.cli.options.cluster import draft_heads_folder
+    from shardcompute.core.settings import load_settings
+    from shardcompute.weights.sources.reference import parse_reference
+    from shardcompute.weights.sources.resolve import resolve
+
+    settings = load_settings()
+    reference = parse_reference(model)
+    bench = DraftsBench(
+        files=lambda: resolve(reference, settings),
+        data=data,
+        heads=draft_heads_folder(settings),
+        prompts=prompts,
+        tokens=tokens,
+        temperature=temperature,
+        seed=seed,
+        ring_ms=[float(part) for part in read_numbers(ring_ms, "--ring-ms")],
+    )
+    with BenchProgress() as say:
+        results = run_drafts_bench(bench, say)
+    counted = [result for result in results if "shape" not in result.labels]
+    promised = [result for result in results if "shape" in result.labels]
+    shown = [
+        render_results(counted, "of", labels=("position",)),
+        render_results(promised, "shape", labels=("ring_ms",), tables=("rows",)),
+    ]
+    finish(results, "\n".join(shown), json_file)
+
+
+@app.command()
 def exactness(
     bits: Annotated[int, typer.Option(help="Weights: 32, 8 or 4 bits.")] = 8,
     threads: Annotated[int, typer.Option(min=1)] = 1,
@@ -241,7 +289,6 @@ def failover(
 
 
 app.command()(wan)
-app.command()(drafts)
 app.command()(soak)
 app.command()(prefix)
 app.command()(faults)
