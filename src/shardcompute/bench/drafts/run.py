@@ -43,12 +43,12 @@ _COUNTED_ROWS = (1, 2, 3, 4, 5, 6, 8)
 _PAST = 256
 _REPEATS = 15
 _NAMES = ("first", "second", "third")
-_MEASURED, _FREE = "as measured", "free"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftsBench:
-    """`heads`: the folder of draft heads that were trained here; None: the packaged one alone."""
+    """`heads`: the folder of draft heads that were trained here; None: the packaged one alone. `row_ms`: what rows cost
+    elsewhere, besides what they cost here; 0: on a device that computes some as fast as one."""
 
     files: Callable[[], ModelFiles]
     data: Path
@@ -58,6 +58,7 @@ class DraftsBench:
     temperature: float = 0.0
     seed: int = 1
     ring_ms: Sequence[float] = (20.0, 80.0, 200.0)
+    row_ms: Sequence[float] = (4.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +198,7 @@ def _promise_results(answers: Sequence[GuessedAnswer], times: _StepTimes, bench:
     looping = sum(is_looping(answer.text) for answer in answers)
     results = [Result("looping answers", looping, f"of {len(answers)}", {"of": "all"})]
     for ring_ms in bench.ring_ms:
-        fixed_s = ring_ms / 1e3 + times.fixed_s
-        for rows, costs in (
-            (_MEASURED, TripCosts(fixed_s, times.row_s, times.draft_s, times.segment_s)),
-            (_FREE, TripCosts(fixed_s, 0.0)),
-        ):
+        for rows, costs in _costs(ring_ms / 1e3 + times.fixed_s, times, bench.row_ms).items():
             for shape, promise in promise_shapes(answers, costs).items():
                 labels = {"shape": shape, "ring_ms": ring_ms, "rows": rows}
                 results += [
@@ -212,3 +209,11 @@ def _promise_results(answers: Sequence[GuessedAnswer], times: _StepTimes, bench:
                     Result("guesses per trip", promise.rows_per_trip, "", labels),
                 ]
     return results
+
+
+def _costs(fixed_s: float, times: _StepTimes, row_ms: Sequence[float]) -> dict[str, TripCosts]:
+    """By what rows cost. Elsewhere a further segment costs nothing, and nothing does where rows are free: at best."""
+    costs = {"as measured": TripCosts(fixed_s, times.row_s, times.draft_s, times.segment_s)}
+    for cost_ms in row_ms:
+        costs[f"{cost_ms:g} ms"] = TripCosts(fixed_s, cost_ms / 1e3, times.draft_s if cost_ms else 0.0)
+    return costs

@@ -198,11 +198,14 @@ def drafts(
     ring_ms: Annotated[
         str, typer.Option(help="Times once round the ring in ms, separated by commas.")
     ] = "20,80,200",
+    row_ms: Annotated[
+        str, typer.Option(help="What a row costs elsewhere in ms, separated by commas; 0 as on a GPU.")
+    ] = "4,0",
     json_file: JsonFile = None,
 ) -> None:
     """How often a draft head is right, by position and rank, and what rows of second guesses promise.
 
-    In this process; the ring is added as a number, and rows cost what they cost one thread here, or nothing.
+    In this process; the ring is added as a number, and rows cost what they cost one thread here, or --row-ms.
     """
     from shardcompute.bench.drafts.run import DraftsBench, run_drafts_bench
     from shardcompute.bench.tables import render_results
@@ -222,6 +225,7 @@ def drafts(
         temperature=temperature,
         seed=seed,
         ring_ms=[float(part) for part in read_numbers(ring_ms, "--ring-ms")],
+        row_ms=[float(part) for part in read_numbers(row_ms, "--row-ms")],
     )
     with BenchProgress() as say:
         results = run_drafts_bench(bench, say)

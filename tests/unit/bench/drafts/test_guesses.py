@@ -140,9 +140,11 @@ def test_the_bench_tells_shares_times_and_promises(bench: dict[str, Any]) -> Non
     assert found["time of a step", "all", None].value > 0
     promised = [each for each in results if each.metric == "gain"]
     assert {(each.labels["shape"], each.labels["rows"]) for each in promised} == {
-        (shape, rows) for shape in ("draft", "first", "seconds", "tree") for rows in ("as measured", "free")
+        (shape, rows)
+        for shape in ("draft", "first", "seconds", "tree")
+        for rows in ("as measured", "4 ms", "0 ms")
     }
-    free = {each.labels["shape"]: each.value for each in promised if each.labels["rows"] == "free"}
+    free = {each.labels["shape"]: each.value for each in promised if each.labels["rows"] == "0 ms"}
     assert free["draft"] == 0
     assert free["tree"] >= free["first"] >= 0
 
