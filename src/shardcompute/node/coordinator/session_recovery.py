@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardcompute.control.actions import StageAddress
+from shardcompute.control.recovery import new_stages
 from shardcompute.control.state import Assignment
 from shardcompute.node.rpc.commands import Connected
 from shardcompute.node.rpc.session_ids import Resumption
@@ -40,14 +41,8 @@ class RecoveryPlan:
 
 def plan_recovery(before: Sequence[Assignment], after: Sequence[StageAddress]) -> RecoveryPlan | None:
     """How to go on from one shape to the next; None: everything must be computed again."""
-    if [(s.start, s.stop) for s in before] != [(s.start, s.stop) for s in after] or not before:
-        return None
-    # Of ranks that are others, or have other shares, none can go on with what it holds.
-    pairs = enumerate(zip(before, after, strict=True))
-    new = frozenset(index for index, (old, now) in pairs if old != now.assignment)
-    if any(index - 1 in new for index in new):
-        return None
-    return RecoveryPlan(new)
+    new = new_stages(before, [stage.assignment for stage in after])
+    return None if new is None else RecoveryPlan(new)
 
 
 def _shorter(a: dict[int, int] | None, b: dict[int, int]) -> dict[int, int]:
