@@ -266,9 +266,7 @@ class Router:
         """Frames in flight that keep the slowest stage busy: as many as it could take in one traversal."""
         fixed_s, row_s = self._ring.ring()
         stage_fixed_s, stage_row_s = self._ring.bottleneck()
-        slowest_s = stage_fixed_s + stage_row_s
-        depth = round(_DEPTH_SHARE * (fixed_s + row_s) / slowest_s) if slowest_s > 0.0 else stages
-        return min(max(depth, stages, 1), _DEEPEST_PIPE)
+        return depth_of_pipe(fixed_s + row_s, stage_fixed_s + stage_row_s, stages)
 
     def snapshot(self) -> Mapping[str, float]:
         """For metrics. Shares are of all rounds so far."""
@@ -434,6 +432,12 @@ class Router:
         if self._rounds.get(drafter, 0) > 0:
             self._rounds[drafter] -= 1
             self._rounds["plain"] = self._rounds.get("plain", 0) + 1
+
+
+def depth_of_pipe(ring_s: float, slowest_s: float, stages: int) -> int:
+    """Frames that keep a stage of `slowest_s` busy, where one goes round in `ring_s`."""
+    depth = round(_DEPTH_SHARE * ring_s / slowest_s) if slowest_s > 0.0 else stages
+    return min(max(depth, stages, 1), _DEEPEST_PIPE)
 
 
 def _plain(reason: str) -> DraftPlan:
