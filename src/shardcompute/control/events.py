@@ -61,6 +61,13 @@ class NodeSeen(Struct, frozen=True, tag=True):
     draft_heads: tuple[HeldDraftHead, ...] = ()
 
 
+class NodesSeen(Struct, frozen=True, tag=True):
+    """Heartbeats of many nodes, in the order in which they came: the same as one after the other, for the price of
+    one change."""
+
+    seen: tuple[NodeSeen, ...]
+
+
 class NodeMeasured(Struct, frozen=True, tag=True, kw_only=True):
     """Seconds to read a byte of weights for one row and per frame; or seconds per average layer of `model`."""
 
@@ -378,6 +385,7 @@ Event = (
     | StateRemembered
     | NodeJoined
     | NodeSeen
+    | NodesSeen
     | NodeMeasured
     | LinkMeasured
     | LinkBroken
@@ -421,6 +429,7 @@ _FLEETING = (
     LeasesRenewed,
     LayoutFound,
     NodeSeen,
+    NodesSeen,
     NodeSuspected,
     ShardProgressed,
     LinkProbed,

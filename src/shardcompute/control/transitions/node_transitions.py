@@ -138,32 +138,43 @@ def _interrupt_unheld(state: ClusterState, node_id: str) -> ClusterState:
 
 
 def _see(state: ClusterState, event: happened.NodeSeen) -> ClusterState:
-    node = live_node(state, event.node, event.incarnation)
-    if node is None:
+    return _see_many(state, happened.NodesSeen((event,)))
+
+
+def _see_many(state: ClusterState, event: happened.NodesSeen) -> ClusterState:
+    """One copy of the nodes for all: with thousands, a copy for each heartbeat is most of what there is to do."""
+    heard = [each for each in event.seen if live_node(state, each.node, each.incarnation) is not None]
+    if not heard:
         return state
-    seen_s = max(node.last_seen_s, event.now_s)
-    if _was_cut_off(state, seen_s):
-        state = _renew_leases(state, seen_s)
-    return with_node(
-        state,
-        replace(
-            node,
-            status=_settled_status(node),
-            status_reason="",
-            accusers=(),
-            resident_bytes=event.resident_bytes or node.resident_bytes,
-            kv_used_bytes=event.kv_used_bytes,
-            draft_heads=event.draft_heads,
-            last_seen_s=seen_s,
-            lease_until_s=seen_s + state.health.lost_after_s,
-        ),
+    nodes, newest_s = dict(state.nodes), _newest_s(state)
+    for each in heard:
+        seen_s = max(nodes[each.node].last_seen_s, each.now_s)
+        # Nobody at all was heard of for a while: that was our own line, and says nothing about any of them.
+        if newest_s is not None and seen_s - newest_s >= state.health.suspect_after_s:
+            nodes = dict(_renew_leases(replace(state, nodes=nodes), seen_s).nodes)
+        nodes[each.node] = _seen(nodes[each.node], each, seen_s, state.health.lost_after_s)
+        newest_s = None if newest_s is None else max(newest_s, seen_s)
+    return replace(state, nodes=nodes)
+
+
+def _newest_s(state: ClusterState) -> float | None:
+    """When anybody was last heard of; None where one alone may be silent for reasons of its own."""
+    times = [node.last_seen_s for node in state.nodes.values() if node.is_live]
+    return max(times) if len(times) > 1 else None
+
+
+def _seen(node: Node, event: happened.NodeSeen, seen_s: float, lost_after_s: float) -> Node:
+    return replace(
+        node,
+        status=_settled_status(node),
+        status_reason="",
+        accusers=(),
+        resident_bytes=event.resident_bytes or node.resident_bytes,
+        kv_used_bytes=event.kv_used_bytes,
+        draft_heads=event.draft_heads,
+        last_seen_s=seen_s,
+        lease_until_s=seen_s + lost_after_s,
     )
-
-
-def _was_cut_off(state: ClusterState, now_s: float) -> bool:
-    """Nobody at all was heard of for a while: that was our own line, and says nothing about any of them."""
-    live = [node for node in state.nodes.values() if node.is_live]
-    return len(live) > 1 and all(now_s - node.last_seen_s >= state.health.suspect_after_s for node in live)
 
 
 def _renew_leases(state: ClusterState, now_s: float) -> ClusterState:
@@ -350,6 +361,7 @@ MEMBERSHIP: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.LeasesRenewed: _renew,
     happened.NodeJoined: _join,
     happened.NodeSeen: _see,
+    happened.NodesSeen: _see_many,
     happened.NodeMeasured: _measure_node,
     happened.MemoryRegained: _regain,
     happened.NodeSuspected: _suspect,
