@@ -50,6 +50,7 @@ _COMMANDS = {
     "distill": "models.distill:distill",
     "backup": "tools.backup:backup",
     "restore": "tools.backup:restore",
+    "sim": "tools.sim:sim",
     "completion": "tools.completion:completion",
 }
 _GROUPS = {
