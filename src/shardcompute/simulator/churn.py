@@ -168,6 +168,7 @@ class Churn:
             return
         self.failures += 1
         if kind == "silence":
+            self._coordinator.hear_last_of(machine)
             machine.is_silent = True
             self._lose_frames(machine)
             self._agenda.after(down_s, partial(self._end_silence, machine, life))

@@ -69,6 +69,12 @@ class SimulatedCoordinator:
         if self.state is not before:
             self.books.applied(event)
 
+    def hear_last_of(self, machine: SimulatedMachine) -> None:
+        """A machine is about to say nothing any more: what it said before has been heard."""
+        if self._is_live(machine):
+            beat_s = machine.last_beat_s(self._agenda.now_s, self.state.health.heartbeat_interval_s)
+            self.apply(NodesSeen((NodeSeen(machine.id, machine.incarnation, beat_s),)))
+
     def turn_soon(self) -> None:
         """Look what is to be done: now, or when the turn before is over."""
         if self._turn_at_s is None:
@@ -121,10 +127,10 @@ class SimulatedCoordinator:
         stale_s = now_s - self.state.health.suspect_after_s / 2
         seen: list[NodeSeen] = []
         for machine in self._machines.values():
-            node = self.state.nodes.get(machine.id)
-            if node is None or not node.is_live or node.incarnation != machine.incarnation:
+            if not machine.answers or not self._is_live(machine):
                 continue
-            if not machine.answers or (node.last_seen_s > stale_s and node.status != "suspected"):
+            node = self.state.nodes[machine.id]
+            if node.last_seen_s > stale_s and node.status != "suspected":
                 continue
             beat_s = machine.last_beat_s(now_s, interval_s)
             if beat_s > node.last_seen_s:

@@ -102,6 +102,7 @@ def _client_figures(scenario: Scenario, ledger: Ledger) -> dict[str, float | int
         "busy_tokens_per_s": ledger.tokens / busy_s if busy_s > 0 else None,
         "stream_tokens_per_s": 1 / mean_gap_s if mean_gap_s else None,
         "first_token_s": _median(ledger.first_s),
+        "first_token_mean_s": statistics.fmean(ledger.first_s) if ledger.first_s else None,
         "first_token_p90_s": _quantile(ledger.first_s, 0.9),
         "longest_gap_s": max(ledger.longest_gap_s, default=None),
         "recovery_s": _median(ledger.recovery_s),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import comb
 
 from shardcompute.control.sizes import Sizes
 from shardcompute.decoding.router import depth_of_pipe
@@ -85,6 +86,7 @@ class Pipeline:
         self._stages: tuple[StageOnMachine, ...] = ()
         self._free_s: list[float] = []
         self._line_free_s: list[float] = []
+        self._home_free_s = 0.0
         self._flights: dict[FrameInFlight, None] = {}
         self._held: dict[FrameInFlight, None] = {}
         """Of these, what a machine that says nothing holds up."""
@@ -218,12 +220,13 @@ class Pipeline:
         )
         # A stride of several tokens goes round so many times.
         times = max(1, *(part.tokens for part in parts), 1)
+        slowdown = self._crowding(rows)
         first, now_s = self._stages[0].machine.id, self._agenda.now_s
         arrives_s = now_s + times * (self._hop_s + self._lines.hop_s(HOME, first, _ID_BYTES * rows.total))
         leaves_s: list[float] = []
         for index, stage in enumerate(self._stages):
             begun_s = max(arrives_s, self._free_s[index])
-            self._free_s[index] = begun_s + times * self._step_s(stage, rows)
+            self._free_s[index] = begun_s + times * slowdown * self._step_s(stage, rows)
             leaves_s.append(self._free_s[index])
             is_last = index + 1 == len(self._stages)
             peer = HOME if is_last else self._stages[index + 1].machine.id
@@ -233,6 +236,8 @@ class Pipeline:
             self._line_free_s[index] = max(leaves_s[-1], self._line_free_s[index]) + times * carry_s
             way_s = self._hop_s + self._lines.rtt_s(stage.machine.id, peer) / 2
             arrives_s = self._line_free_s[index] + times * way_s
+        token_s = times * rows.picked * self._terms.token_ms / 1000
+        self._home_free_s = arrives_s = max(arrives_s, self._home_free_s) + token_s
         frame = FrameInFlight(self.epoch, tuple(parts), tuple(leaves_s))
         self._flights[frame] = None
         if all(stage.machine.answers for stage in self._stages):
@@ -263,6 +268,25 @@ class Pipeline:
 
     def _step_s(self, stage: StageOnMachine, rows: Rows) -> float:
         return stage.machine.step_s(self._sizes, stage.start, stage.stop, rows)
+
+    def _crowding(self, rows: Rows) -> float:
+        """By how much steps are slower because all machines share one computer: the mean over how many others of the
+        frames in flight, and the driver, compute at the same time."""
+        cores = self._terms.shared_cores
+        if not cores:
+            return 1.0
+        compute_s = sum(self._step_s(stage, rows) for stage in self._stages)
+        token_s = rows.picked * self._terms.token_ms / 1000
+        frames = min(len(self._flights) + 1, self._depth)
+        lap_s = max(compute_s + self._ring_s() + token_s, frames * compute_s / len(self._stages))
+        busy = min(1.0, compute_s / lap_s)
+        beside = min(1.0, frames * token_s / lap_s)
+        mean = 0.0
+        for others in range(frames):
+            chance = comb(frames - 1, others) * busy**others * (1 - busy) ** (frames - 1 - others)
+            alone, crowded = max(1.0, (1 + others) / cores), max(1.0, (2 + others) / cores)
+            mean += chance * ((1 - beside) * alone + beside * crowded)
+        return mean
 
     def _ring_s(self) -> float:
         """On the lines, once round, for one row."""

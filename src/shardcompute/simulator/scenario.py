@@ -1,13 +1,15 @@
 """Scenario files: which machines and lines there are, who comes and goes, what is asked, and what is written down.
 
 A scenario is TOML; `docs/scale.md` explains it and `bench/scenarios` has examples. Everything that varies is a
-`Distribution`, and everything that is drawn comes from `seed`: the same file gives the same answer.
+`Distribution`, and everything that is drawn comes from `seed`: the same file gives the same answer. A file with
+`[[variants]]` is as many scenarios, each with some fields of its own.
 """
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -116,12 +118,17 @@ class LoadTerms(_Table, kw_only=True):
 
 
 class DriverTerms(_Table, kw_only=True):
-    max_sessions: Count = 16
+    max_sessions: Count = 64
     chunk_rows: Count = 512
     shared_rows: Count = 64
     activation_bytes: Count = 4
     hop_ms: Seconds = 0.3
     """Of each hop besides the line: framing, copies, threads."""
+    shared_cores: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """All machines, and who asks, are processes of one computer with so many cores, as in benchmarks of one; 0: each
+    machine is one of its own."""
+    token_ms: Seconds = 0.0
+    """What a picked token takes in the driver and the API, one after the other."""
     answer_ms: Seconds = 0.0
     """From a client to the driver and back, once for each request."""
 
@@ -202,20 +209,43 @@ class Scenario(_Table, kw_only=True):
         return sum(kind.count for kind in self.machines)
 
 
-def load_scenario(path: Path) -> Scenario:
+def load_scenarios(path: Path) -> list[Scenario]:
     """SourceError where the file cannot be read, UsageError where it is no scenario."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"cannot read {path}: {error}", hint="check the file's name") from error
-    return parse_scenario(path.name, text)
+    return parse_scenarios(path.name, text)
 
 
-def parse_scenario(name: str, text: str) -> Scenario:
-    """UsageError where the text is no scenario, saying which field is wrong."""
+def parse_scenarios(name: str, text: str) -> list[Scenario]:
+    """A scenario, or one for each `[[variants]]`, whose tables replace fields of the file's own. UsageError where the
+    text is none, saying which field is wrong."""
     try:
-        scenario = msgspec.toml.decode(text, type=Scenario)
-    except (msgspec.DecodeError, ValueError) as error:
+        file = tomllib.loads(text)
+        variants = file.pop("variants", [{}])
+        if not isinstance(variants, list) or not all(isinstance(each, dict) for each in variants):
+            raise UsageError(f"variants of the scenario {name!r} are no tables", hint="write [[variants]]")
+        return [_checked(name, _merged(file, variant)) for variant in variants]
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the scenario {name!r} is no TOML: {error}", hint=_HINT) from error
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Tables are merged; lists and values are replaced."""
+    both = {
+        key: _merged(base[key], value)
+        if isinstance(base.get(key), dict) and isinstance(value, dict)
+        else value
+        for key, value in changes.items()
+    }
+    return {**base, **both}
+
+
+def _checked(name: str, file: dict[str, Any]) -> Scenario:
+    try:
+        scenario = msgspec.convert(file, Scenario, strict=True)
+    except msgspec.ValidationError as error:
         raise UsageError(f"the scenario {name!r} cannot be read: {error}", hint=_HINT) from error
     for problem in (_region_problem(scenario), _fault_problem(scenario), _compare_problem(scenario)):
         if problem:

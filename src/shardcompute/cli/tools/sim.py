@@ -49,12 +49,12 @@ def sim(
     The same file and seed give the same figures. Where a scenario names measurements, predictions stand beside them.
     Exit code 1 if a token was lost or doubled.
     """
-    from shardcompute.simulator import compare, load_scenario, simulate
+    from shardcompute.simulator import compare, load_scenarios, simulate
     from shardcompute.simulator.plots import check_matplotlib, plot_outcomes
 
     if plot is not None:
         check_matplotlib()
-    loaded = [(path, load_scenario(path)) for path in scenarios]
+    loaded = [(path, scenario) for path in scenarios for scenario in load_scenarios(path)]
     outcomes: list[Outcome] = []
     compared: dict[str, list[Compared]] = {}
     with BenchProgress() as say:
