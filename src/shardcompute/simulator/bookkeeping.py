@@ -1,6 +1,6 @@
 """Books of a simulation: what the control plane was told, said, wrote down and decided, and what that cost.
 
-Counts follow from the scenario and its seed; seconds are this computer's, and differ from run to run.
+Counts follow from the scenario and its seed; seconds are CPU time of this computer, and differ from run to run.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ class Books:
     @contextmanager
     def thought(self) -> Iterator[Turn]:
         """Time a turn."""
-        turn, begun_s = Turn(), time.perf_counter()
+        turn, begun_s = Turn(), time.thread_time()
         yield turn
-        (self.planning if turn.has_decided else self.idling).add(time.perf_counter() - begun_s)
+        (self.planning if turn.has_decided else self.idling).add(time.thread_time() - begun_s)
 
     @contextmanager
     def changed(self, event: Event) -> Iterator[None]:
         """Time an event."""
-        begun_s = time.perf_counter()
+        begun_s = time.thread_time()
         yield
-        self.applying.setdefault(type(event).__name__, Work()).add(time.perf_counter() - begun_s)
+        self.applying.setdefault(type(event).__name__, Work()).add(time.thread_time() - begun_s)
 
     def lived(self, state: ClusterState, seconds: float) -> None:
         """So long the state was this."""
