@@ -220,8 +220,8 @@ def _sources(state: ClusterState, model: str, wanted: Assignment, loader: str) -
     """Peers that hold some of the wanted layers, those with most of them first."""
     sources = [
         Source(node.id, node.address, max(held.start, wanted.start), min(held.stop, wanted.stop))
-        for node in _answering(state)
-        if node.id != loader
+        for node in state.nodes.values()
+        if node.is_answering and node.id != loader
         for held in node.cached
         if held.model == model and held.start < wanted.stop and wanted.start < held.stop
     ]

@@ -58,6 +58,9 @@ def forget_moves(state: ClusterState) -> ClusterState:
 
 def forget_retired(state: ClusterState) -> ClusterState:
     """Drop chains of which nothing is left anywhere, then unwanted models without chains."""
+    is_settled = all(chain.is_live for chain in state.chains.values())
+    if is_settled and all(entry.is_wanted for entry in state.models.values()):
+        return state
     held = {shard.chain for node in state.nodes.values() for shard in node.shards}
     chains = {
         id: chain
@@ -73,13 +76,30 @@ def forget_retired(state: ClusterState) -> ClusterState:
 
 def claimed_bytes(state: ClusterState, node_id: str, *, except_chain: str | None = None) -> int:
     """Memory of a node that stages (not standbys) of live chains lay claim to."""
-    return sum(
-        memory_of(state, state.models[chain.model].model, stage, node_id)
-        for chain in state.live_chains()
-        if chain.id != except_chain
-        for stage in chain.stages
-        if node_id in stage.members
-    )
+    claims = _claims_of(state).get(node_id, ())
+    return sum(size for chain, size in claims if chain != except_chain)
+
+
+Claims = dict[str, list[tuple[str, int]]]
+"""By node: (chain, bytes)."""
+_claims: tuple[ClusterState, Claims] | None = None
+"""Of the state that was asked about last. States are frozen, so that the same one has the same claims: every question
+about thousands of nodes would otherwise go through all chains again for each of them."""
+
+
+def _claims_of(state: ClusterState) -> Claims:
+    global _claims
+    known = _claims
+    if known is not None and known[0] is state:
+        return known[1]
+    claims: Claims = {}
+    for chain in state.live_chains():
+        model = state.models[chain.model].model
+        for stage in chain.stages:
+            for node in stage.members:
+                claims.setdefault(node, []).append((chain.id, memory_of(state, model, stage, node)))
+    _claims = (state, claims)
+    return claims
 
 
 def trim_standbys(state: ClusterState) -> ClusterState:
