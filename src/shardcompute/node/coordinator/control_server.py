@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from shardcompute.control.events import (
     NodeLeft,
     NodeLost,
     NodeSeen,
+    NodesSeen,
     ShardFailed,
     decode_event,
 )
@@ -158,6 +161,7 @@ class ControlServer:
         self._lead = lead
         self._limited_log = RateLimitedLog(log)
         self._budget = MemberBudget(coordinator.now_s)
+        self._heartbeats: queue.SimpleQueue[NodeSeen] = queue.SimpleQueue()
 
     def serve(self, link: Link) -> None:
         """Serve one node's control link until it ends."""
@@ -197,7 +201,8 @@ class ControlServer:
                 HeldDraftHead(each.chain, each.size_bytes, shorten(each.problem))
                 for each in message.draft_heads
             )
-            self._apply_later(node, NodeSeen(node, *beat, heads))
+            self._heartbeats.put(NodeSeen(node, *beat, heads))
+            self._coordinator.later(self._hear_heartbeats)
         elif isinstance(message, NodeEvent):
             self._receive_event(node, pump, decode_event(message.event))
         elif isinstance(message, CommandReply):
@@ -265,7 +270,7 @@ class ControlServer:
             issued = CertificateIssued(error=shorten(str(error)))
         self._registry.offer(pump, issued)
 
-    def _apply_later(self, node: str, event: NodeSeen | LinkBroken | ShardFailed) -> None:
+    def _apply_later(self, node: str, event: LinkBroken | ShardFailed) -> None:
         """In its turn, at the time of the coordinator's clock: those of nodes mean nothing here."""
         now_s = self._coordinator.now_s
         self._coordinator.later(lambda: self._apply(node, msgspec.structs.replace(event, now_s=now_s())))
@@ -294,6 +299,15 @@ class ControlServer:
             self._coordinator.later(lambda: self._apply(node, heard))
 
     # In the coordinator's thread
+
+    def _hear_heartbeats(self) -> None:
+        """All that have come so far, at once: the busier the coordinator, the more of them are one change."""
+        now_s, seen = self._coordinator.now_s(), []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                seen.append(msgspec.structs.replace(self._heartbeats.get_nowait(), now_s=now_s))
+        if seen:
+            self._coordinator.apply(seen[0] if len(seen) == 1 else NodesSeen(tuple(seen)))
 
     def _apply(self, node: str, event: Event) -> None:
         """What a node reported, unless it has reported too many such things."""

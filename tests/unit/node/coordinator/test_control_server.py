@@ -197,6 +197,18 @@ def test_heartbeats_are_of_the_coordinators_time(served: Served) -> None:
     assert served.shell.coordinator.applied == [happened.NodeSeen("a", 1, 2000.0)]
 
 
+def test_heartbeats_that_wait_are_heard_together(served: Served) -> None:
+    coordinator, waiting = served.shell.coordinator, []
+    coordinator.later = waiting.append  # type: ignore[method-assign]
+    coordinator.time_s = 2000.0
+    for name in ("a", "b"):
+        served.receive(served.shell.pumps[name], Heartbeat(1))
+    for task in waiting:
+        task()
+    both = (happened.NodeSeen("a", 1, 2000.0), happened.NodeSeen("b", 1, 2000.0))
+    assert coordinator.applied == [happened.NodesSeen(both)]
+
+
 def test_a_heartbeat_of_another_life_ends_the_link(served: Served) -> None:
     pump = served.shell.pumps["a"]
     served.receive(pump, Heartbeat(7))
