@@ -8,6 +8,7 @@ answer the commands are applied it comes to rest, with every wanted model served
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from zlib import crc32
 
 from shardcompute.control.actions import (
     Action,
@@ -57,6 +58,8 @@ from shardcompute.control.state import (
 from shardcompute.control.transitions.apply import apply
 from shardcompute.control.transitions.link_transitions import probe_commands, which_link_fails
 from shardcompute.control.wording import loading_in_words
+
+_MOST_SOURCES = 32
 
 _QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
     which_link_fails,
@@ -217,15 +220,24 @@ def _load(
 
 
 def _sources(state: ClusterState, model: str, wanted: Assignment, loader: str) -> tuple[Source, ...]:
-    """Peers that hold some of the wanted layers, those with most of them first."""
-    sources = [
-        Source(node.id, node.address, max(held.start, wanted.start), min(held.stop, wanted.stop))
+    """Peers that hold some of the wanted layers, those with most of them first. Of very many some, others for each
+    who asks, so that not all fetch from the same few."""
+    found = [
+        (held.start, held.stop, node)
         for node in state.nodes.values()
         if node.is_answering and node.id != loader
         for held in node.cached
         if held.model == model and held.start < wanted.stop and wanted.start < held.stop
     ]
-    return tuple(sorted(sources, key=lambda source: (source.start - source.stop, source.node, source.start)))
+    sources = [
+        Source(node.id, node.address, max(start, wanted.start), min(stop, wanted.stop))
+        for start, stop, node in found
+    ]
+    if len(sources) > _MOST_SOURCES:
+        sources.sort(key=lambda each: (each.start - each.stop, crc32(f"{loader} {each.node}".encode())))
+    return tuple(
+        sorted(sources[:_MOST_SOURCES], key=lambda each: (each.start - each.stop, each.node, each.start))
+    )
 
 
 def _can_run(state: ClusterState, chain: Chain) -> bool:

@@ -144,7 +144,7 @@ def draw_machines(scenario: Scenario, rng: random.Random) -> list[SimulatedMachi
             )
         }
         life = None if kind.life_s is None else draw_from(f"machines.{number}.life_s", kind.life_s)
-        for _ in range(kind.count):
+        for _ in range(scenario.scale * kind.count):
             own = random.Random(rng.getrandbits(64))
             values = {name: draw(own) for name, draw in drawers.items() if name != "down_s"}
             id = f"m{len(machines):05d}"

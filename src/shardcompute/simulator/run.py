@@ -7,6 +7,7 @@ import random
 from shardcompute.control import Model
 from shardcompute.control.events import ModelRequested
 from shardcompute.control.sizes import sizes_of
+from shardcompute.control.state import Holding
 from shardcompute.simulator.agenda import Agenda
 from shardcompute.simulator.bookkeeping import Books
 from shardcompute.simulator.churn import Churn
@@ -43,6 +44,9 @@ def simulate(scenario: Scenario) -> Outcome:
     machines = {
         machine.id: machine for machine in draw_machines(scenario, random.Random(rng.getrandbits(64)))
     }
+    if scenario.control.has_weights:
+        for machine in machines.values():
+            machine.cached = (Holding(model.name, 0, model.layer_count),)
     lines = Lines(scenario.network, list(machines.values()))
     ledger = Ledger(since_s=scenario.warm_up_s)
 
@@ -68,13 +72,13 @@ def simulate(scenario: Scenario) -> Outcome:
     )
     coordinator.effects = churn.effects = effects
     coordinator.start()
-    coordinator.post(ModelRequested(model, scenario.model.chains), is_message=False)
+    coordinator.post(ModelRequested(model, scenario.chain_count), is_message=False)
     churn.start()
     day_s = next((kind.day.length_s for kind in scenario.machines if kind.day is not None), 86_400.0)
     for number, load in enumerate(scenario.load):
         own = random.Random(rng.getrandbits(64))
         answer_s = scenario.driver.answer_ms / 1000
-        LoadGenerator(number, load, answer_s, agenda, pool, own, day_s).start()
+        LoadGenerator(number, load, scenario.scale, answer_s, agenda, pool, own, day_s).start()
     agenda.run(scenario.duration_s)
     coordinator.count_time()
     return sum_up(scenario, list(machines.values()), coordinator.state, books, ledger, churn.failures, agenda)

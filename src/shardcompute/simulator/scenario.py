@@ -150,6 +150,8 @@ class ControlTerms(_Table, kw_only=True):
     """To open layers that are there."""
     origin_mbit: Positive = 1000.0
     """Of the source of all weights."""
+    has_weights: bool = False
+    """Every machine has all weights on its disk from the beginning, so that nothing needs to be fetched."""
     served_every_s: Positive = 60.0
     """So often machines tell what steps take."""
     search_steps: Annotated[int, Meta(ge=0)] = 200
@@ -193,6 +195,8 @@ class Scenario(_Table, kw_only=True):
     duration_s: Positive
     warm_up_s: Seconds = 0.0
     """What happens before counts for nothing but lost tokens."""
+    scale: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    """So many times as many machines, copies of the model and clients as the tables say."""
     stride: Annotated[int, Meta(ge=1, le=1024)] = 1
     """So many tokens of a stream are one event. More than 1 is quicker and coarser."""
     model: ModelTerms
@@ -206,7 +210,11 @@ class Scenario(_Table, kw_only=True):
 
     @property
     def machine_count(self) -> int:
-        return sum(kind.count for kind in self.machines)
+        return self.scale * sum(kind.count for kind in self.machines)
+
+    @property
+    def chain_count(self) -> int:
+        return self.scale * self.model.chains
 
 
 def load_scenarios(path: Path) -> list[Scenario]:

@@ -6,10 +6,13 @@ from functools import reduce
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shardcompute.control import ClusterState, Event, apply, decode_event, encode_event, is_journalled
 from shardcompute.control import events as happened
-from shardcompute.control.state import Assignment
+from shardcompute.control.actions import LoadShard
+from shardcompute.control.planning import next_commands
+from shardcompute.control.state import Assignment, Holding
 from shardcompute.control.transitions.state_updates import claimed_bytes
 from support.models.plain_model import plain_model
 
@@ -74,3 +77,18 @@ def test_claims_follow_the_state() -> None:
     )
     retired = apply(both, happened.ChainRetired("2", "enough"))
     assert claimed_bytes(retired, "a") == claimed_bytes(one, "a")
+
+
+def test_of_very_many_sources_everybody_gets_some_and_not_the_same() -> None:
+    model = plain_model()
+    held = (Holding(model.name, 0, model.layer_count),)
+    peers = [replace(joined(f"p{i:03d}", 1.0), cached=held, memory_bytes=0) for i in range(200)]
+    half = model.layer_count // 2
+    stages = (Assignment("a", 0, half), Assignment("b", half, model.layer_count))
+    planned = happened.ChainPlanned("1", model.name, stages)
+    state = cluster(*peers, happened.ModelRequested(model, 1), planned)
+    loads = [each for each in next_commands(state, 1.0) if isinstance(each, LoadShard)]
+    sources = [{source.node for source in load.sources} for load in loads]
+    assert [load.node for load in loads] == ["a", "b"]
+    assert all(8 <= len(nodes) <= 64 for nodes in sources)
+    assert sources[0] != sources[1]

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from shardcompute.core.errors import SourceError, UsageError
 from shardcompute.simulator import load_scenarios, parse_scenarios
@@ -83,3 +84,4 @@ def test_distributions_draw_what_they_say() -> None:
 
 def test_the_number_of_machines_is_that_of_all_kinds() -> None:
     assert small(count=7).machine_count == 7
+    assert replace(small(count=7), scale=3).machine_count == 21
