@@ -50,7 +50,7 @@ _COMMANDS = {
     "distill": "models.distill:distill",
     "backup": "tools.backup:backup",
     "restore": "tools.backup:restore",
-    "sim": "tools.sim:sim",
+    "sim": "simulation.sim:sim",
     "completion": "tools.completion:completion",
 }
 _GROUPS = {

@@ -57,6 +57,7 @@ from shardcompute.control.state import (
 )
 from shardcompute.control.transitions.apply import apply
 from shardcompute.control.transitions.link_transitions import probe_commands, which_link_fails
+from shardcompute.control.transitions.state_updates import claims_on
 from shardcompute.control.wording import loading_in_words
 
 _MOST_SOURCES = 32
@@ -155,15 +156,10 @@ def _answering(state: ClusterState) -> list[Node]:
 
 def _has_room(state: ClusterState, node: Node) -> bool:
     """True when all that is claimed of this node fits beside what it has yet to unload."""
-    claimed, known = 0, set()
-    for chain in state.live_chains():
-        model = state.models[chain.model].model
-        for claim in chain.claims:
-            if node.id in claim.members:
-                claimed += memory_of(state, model, claim, node.id)
-                known.add(place_on(chain, claim, node.id))
+    claims = claims_on(state, node.id)
+    known = {each.place for each in claims}
     stale = sum(shard.size_bytes for shard in node.shards if shard.place not in known)
-    return claimed + stale <= node.room_bytes
+    return sum(each.size_bytes for each in claims) + stale <= node.room_bytes
 
 
 def _loads(state: ClusterState) -> Iterator[Action]:

@@ -6,7 +6,7 @@ of one clock that comes in with events. All of it can be written as JSON or msgp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 from typing import Literal
 
@@ -578,6 +578,20 @@ def covers(stages: tuple[Assignment, ...], layer_count: int) -> bool:
         edge = stage.stop
     members = [node for stage in stages for node in stage.members]
     return edge == layer_count and len(set(members)) == len(members) > 0
+
+
+def new_stages(before: Sequence[Assignment], after: Sequence[Assignment]) -> frozenset[int] | None:
+    """The places of a new shape whose machines must be told what they missed; None: everything must be computed again.
+
+    If the layers are cut as before and only machines changed, every stage that stayed goes on with its KV. Two new
+    stages side by side cannot be told: whoever could tell the second is new, too.
+    """
+    if [(s.start, s.stop) for s in before] != [(s.start, s.stop) for s in after] or not before:
+        return None
+    # Of ranks that are others, or have other shares, none can go on with what it holds.
+    pairs = enumerate(zip(before, after, strict=True))
+    new = frozenset(index for index, (old, now) in pairs if old != now)
+    return None if any(index - 1 in new for index in new) else new
 
 
 def place_on(chain: Chain, assignment: Assignment, node: str) -> ShardPlace:

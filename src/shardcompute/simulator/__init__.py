@@ -8,8 +8,16 @@ what is modelled, what is not, and how far predictions are from measurements.
 
 from __future__ import annotations
 
-from shardcompute.simulator.outcome import Compared, Outcome, compare
+from shardcompute.simulator.outcome import Compared, SimulationOutcome, compare
 from shardcompute.simulator.run import simulate
 from shardcompute.simulator.scenario import Scenario, load_scenarios, parse_scenarios
 
-__all__ = ["Compared", "Outcome", "Scenario", "compare", "load_scenarios", "parse_scenarios", "simulate"]
+__all__ = [
+    "Compared",
+    "Scenario",
+    "SimulationOutcome",
+    "compare",
+    "load_scenarios",
+    "parse_scenarios",
+    "simulate",
+]

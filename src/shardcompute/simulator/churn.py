@@ -14,7 +14,7 @@ from shardcompute.simulator.coordinator import SimulatedCoordinator
 from shardcompute.simulator.effects import CommandEffects
 from shardcompute.simulator.machines import HOME, SimulatedMachine
 from shardcompute.simulator.pool import PipelinePool
-from shardcompute.simulator.scenario import Fault, FaultKind, Scenario
+from shardcompute.simulator.scenario import FaultKind, PlannedFault, Scenario
 
 _LEAVING_S = 120.0
 """So long a machine that wants to leave waits to be relieved."""
@@ -136,7 +136,7 @@ class Churn:
             kind = "silence"
         self.strike(machine, kind, machine.draw_down(machine.rng))
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: PlannedFault) -> None:
         machine = self._victim(fault)
         if machine is None:
             return
@@ -149,7 +149,7 @@ class Churn:
     def _mend(self, machine: SimulatedMachine, factor: float) -> None:
         machine.slowdown /= factor
 
-    def _victim(self, fault: Fault) -> SimulatedMachine | None:
+    def _victim(self, fault: PlannedFault) -> SimulatedMachine | None:
         if fault.machine is not None:
             return list(self._machines.values())[fault.machine]
         chains, stage = self._coordinator.state.live_chains(), fault.stage or 0

@@ -17,9 +17,8 @@ from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
 from shardcompute.control.placement.place import Placement, place_thoroughly
 from shardcompute.control.placement.request import placement_request
-from shardcompute.control.recovery import new_stages
 from shardcompute.control.sizes import shape_of, sizes_of
-from shardcompute.control.state import Holding, Shard
+from shardcompute.control.state import Holding, Shard, new_stages
 from shardcompute.simulator.agenda import Agenda
 from shardcompute.simulator.coordinator import SimulatedCoordinator
 from shardcompute.simulator.machines import HOME, Lines, SimulatedMachine

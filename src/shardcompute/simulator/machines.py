@@ -23,7 +23,7 @@ HOME = "driver"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MachineLine:
     """What connects a machine with all others."""
 
     region: int
@@ -52,7 +52,7 @@ class SimulatedMachine:
 
     id: str
     kind: MachineTerms
-    line: Line
+    line: MachineLine
     memory_bytes: int
     seconds_per_byte: float
     overhead_s: float
@@ -105,7 +105,7 @@ class Lines:
     def __init__(self, network: NetworkTerms, machines: Sequence[SimulatedMachine]) -> None:
         self._between_s = [[rtt / 1000 for rtt in row] for row in network.rtt_ms] or [[0.0]]
         rate = network.coordinator_mbit * _MBIT
-        home = Line(
+        home = MachineLine(
             _region(network, network.coordinator_region), network.coordinator_access_ms / 1000, rate, rate
         )
         self._lines = {HOME: home, **{machine.id: machine.line for machine in machines}}
@@ -169,7 +169,7 @@ def _machine(
     return SimulatedMachine(
         id=id,
         kind=kind,
-        line=Line(
+        line=MachineLine(
             _region(scenario.network, kind.region),
             values["access_ms"] / 1000,
             values["uplink_mbit"] * _MBIT,

@@ -39,7 +39,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     scenario: str
     seed: int
     machines: int
@@ -65,11 +65,11 @@ def sum_up(
     ledger: Ledger,
     failures: int,
     agenda: Agenda,
-) -> Outcome:
+) -> SimulationOutcome:
     interval_s = scenario.control.health.heartbeat_interval_s
     up_s = sum(each.up_s + (scenario.duration_s - each.up_since_s) * each.is_up for each in machines)
     messages = {"heartbeat": int(up_s / interval_s), **dict(sorted(books.messages.items()))}
-    return Outcome(
+    return SimulationOutcome(
         scenario=scenario.name,
         seed=scenario.seed,
         machines=len(machines),
@@ -158,7 +158,7 @@ def _work_figures(work: Work) -> dict[str, float]:
     return {"count": work.count, "seconds": work.seconds, "mean_s": mean_s, "longest_s": work.longest_s}
 
 
-def compare(outcome: Outcome, comparisons: Sequence[Comparison], folder: Path) -> list[Compared]:
+def compare(outcome: SimulationOutcome, comparisons: Sequence[Comparison], folder: Path) -> list[Compared]:
     """Figures beside those that were measured, in files beside the scenario."""
     found = []
     for each in comparisons:

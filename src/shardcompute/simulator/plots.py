@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shardcompute.core.errors import BackendError
-from shardcompute.simulator.outcome import Compared, Outcome
+from shardcompute.simulator.outcome import Compared, SimulationOutcome
 
 _BAR = 0.1
 """What a prediction may be off by."""
@@ -20,7 +20,7 @@ def check_matplotlib() -> None:
 
 
 def plot_outcomes(
-    outcomes: Sequence[Outcome], compared: Mapping[str, Sequence[Compared]], folder: Path
+    outcomes: Sequence[SimulationOutcome], compared: Mapping[str, Sequence[Compared]], folder: Path
 ) -> list[Path]:
     """All plots that these outcomes have something for."""
     check_matplotlib()
@@ -55,7 +55,7 @@ def _plot_validation(pairs: Sequence[Compared], path: Path) -> Path:
     return path
 
 
-def _plot_growth(outcomes: Sequence[Outcome], path: Path) -> Path:
+def _plot_growth(outcomes: Sequence[SimulationOutcome], path: Path) -> Path:
     from matplotlib.figure import Figure
 
     ordered = sorted(outcomes, key=lambda each: each.machines)
@@ -78,7 +78,7 @@ def _plot_growth(outcomes: Sequence[Outcome], path: Path) -> Path:
     return path
 
 
-def _plot_waits(outcomes: Sequence[Outcome], path: Path) -> Path:
+def _plot_waits(outcomes: Sequence[SimulationOutcome], path: Path) -> Path:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.5), layout="constrained")

@@ -14,7 +14,7 @@ from shardcompute.simulator.churn import Churn
 from shardcompute.simulator.coordinator import SimulatedCoordinator
 from shardcompute.simulator.effects import CommandEffects
 from shardcompute.simulator.machines import Lines, draw_machines
-from shardcompute.simulator.outcome import Outcome, sum_up
+from shardcompute.simulator.outcome import SimulationOutcome, sum_up
 from shardcompute.simulator.pipeline import Pipeline
 from shardcompute.simulator.pool import LoadGenerator, PipelinePool
 from shardcompute.simulator.scenario import ModelTerms, Scenario
@@ -37,7 +37,7 @@ def model_of(terms: ModelTerms) -> Model:
     )
 
 
-def simulate(scenario: Scenario) -> Outcome:
+def simulate(scenario: Scenario) -> SimulationOutcome:
     """The same outcome for the same scenario, but for how long this computer took."""
     rng = random.Random(scenario.seed)
     agenda, model, books = Agenda(), model_of(scenario.model), Books()

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shardcompute.simulator import Outcome, Scenario, simulate
-from shardcompute.simulator.scenario import Fault, FaultKind
+from shardcompute.simulator import Scenario, SimulationOutcome, simulate
+from shardcompute.simulator.scenario import FaultKind, PlannedFault
 from shardcompute.simulator.sessions import Ledger, SimulatedSession
 from support.small_scenario import small
 
@@ -20,11 +20,13 @@ LOAD = "[[load]]\nstreams = 3\nbegins_s = 10\nprompt_tokens = 20\nanswer_tokens 
 
 def struck(*faults: tuple[float, FaultKind, int], count: int = 5, lasts_s: float = 20.0) -> Scenario:
     scenario = small(count=count, more=LOAD)
-    told = tuple(Fault(at_s=at_s, kind=kind, stage=stage, lasts_s=lasts_s) for at_s, kind, stage in faults)
+    told = tuple(
+        PlannedFault(at_s=at_s, kind=kind, stage=stage, lasts_s=lasts_s) for at_s, kind, stage in faults
+    )
     return replace(scenario, faults=told)
 
 
-def check_tokens(outcome: Outcome) -> None:
+def check_tokens(outcome: SimulationOutcome) -> None:
     assert outcome.figures["tokens_lost"] == 0
     assert outcome.figures["tokens_doubled"] == 0
 
@@ -129,7 +131,8 @@ def test_no_schedule_of_churn_loses_or_doubles_a_token(
     faults: list[tuple[float, FaultKind, int, float]], seed: int, stride: int
 ) -> None:
     told = tuple(
-        Fault(at_s=at_s, kind=kind, stage=stage, lasts_s=lasts_s) for at_s, kind, stage, lasts_s in faults
+        PlannedFault(at_s=at_s, kind=kind, stage=stage, lasts_s=lasts_s)
+        for at_s, kind, stage, lasts_s in faults
     )
     more = LOAD.replace("answer_tokens = 40", "answer_tokens = { uniform = [1, 30] }")
     scenario = small(count=random.Random(seed).randint(3, 5), more=more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from shardcompute.simulator import Outcome, simulate
+from shardcompute.simulator import SimulationOutcome, simulate
 from support.small_scenario import small
 
 # A token reads 12 layers of 10 MB and a head of 20 MB at 10 GB/s: 14 ms, and 1 ms more on each of three machines.
@@ -15,11 +15,11 @@ RING_S = 2 * (0.0011 + 0.0003) + 2 * (0.002 + 0.0003) + 0.0
 LOAD = "[[load]]\nbegins_s = 20\nrounds = 1\n"
 
 
-def run(load: str, **changes: str) -> Outcome:
+def run(load: str, **changes: str) -> SimulationOutcome:
     return simulate(small(count=3, more=f"{LOAD}{load}\n{changes.get('more', '')}"))
 
 
-def figure(outcome: Outcome, name: str) -> float:
+def figure(outcome: SimulationOutcome, name: str) -> float:
     value = outcome.figures[name]
     assert value is not None
     return value

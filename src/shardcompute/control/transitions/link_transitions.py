@@ -36,8 +36,8 @@ def which_link_fails(state: ClusterState, now_s: float) -> happened.Event | None
 def probe_commands(state: ClusterState, now_s: float) -> Iterator[Action]:
     """Closed links that are to be tried, each by the end that could not reach the other; the coordinator's driver is
     probed by its peer."""
-    for link in _links(state):
-        if link.is_open or now_s < link.probe_at_s:
+    for link in _closed_links(state):
+        if now_s < link.probe_at_s:
             continue
         prober, peer = (link.b, link.a) if link.closed_by == link.b else (link.a, link.b)
         if prober == state.driver:
@@ -55,14 +55,15 @@ def without_breaks(state: ClusterState, pairs: Iterable[tuple[str, str]]) -> Clu
 
 def begin_links_anew(state: ClusterState, now_s: float) -> ClusterState:
     """The coordinator and its clock are new."""
-    for link in _links(state):
-        if not link.is_open:
-            state = _with_link(state, replace(link, probe_at_s=now_s))
+    for link in _closed_links(state):
+        state = _with_link(state, replace(link, probe_at_s=now_s))
     return replace(state, link_breaks=())
 
 
-def _links(state: ClusterState) -> list[MeasuredLink]:
-    return [state.links[a][b] for a in sorted(state.links) for b in sorted(state.links[a])]
+def _closed_links(state: ClusterState) -> list[MeasuredLink]:
+    """By their ends. They are few among very many, of which only they are sorted."""
+    closed = [link for row in state.links.values() for link in row.values() if not link.is_open]
+    return sorted(closed, key=lambda link: (link.a, link.b))
 
 
 def _with_link(state: ClusterState, link: MeasuredLink) -> ClusterState:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from msgspec.structs import replace
 
 from shardcompute.control.sizes import memory_of, needs_of
-from shardcompute.control.state import Assignment, Chain, ClusterState, Node, Unrest
+from shardcompute.control.state import Assignment, Chain, ClusterState, Node, ShardPlace, Unrest, place_on
 
 
 def with_node(state: ClusterState, node: Node) -> ClusterState:
@@ -74,31 +77,44 @@ def forget_retired(state: ClusterState) -> ClusterState:
     return replace(state, chains=chains, models=models)
 
 
+class Claim(NamedTuple):
+    """What a chain wants to hold on a node."""
+
+    chain: str
+    place: ShardPlace
+    size_bytes: int
+    is_standby: bool
+
+
 def claimed_bytes(state: ClusterState, node_id: str, *, except_chain: str | None = None) -> int:
     """Memory of a node that stages (not standbys) of live chains lay claim to."""
-    claims = _claims_of(state).get(node_id, ())
-    return sum(size for chain, size in claims if chain != except_chain)
+    claims = claims_on(state, node_id)
+    return sum(each.size_bytes for each in claims if not each.is_standby and each.chain != except_chain)
 
 
-Claims = dict[str, list[tuple[str, int]]]
-"""By node: (chain, bytes)."""
-_claims: tuple[ClusterState, Claims] | None = None
-"""Of the state that was asked about last. States are frozen, so that the same one has the same claims: every question
-about thousands of nodes would otherwise go through all chains again for each of them."""
+_claims: tuple[ClusterState, dict[str, list[Claim]]] | None = None
+"""By node, of the state that was asked about last. States are frozen, so that the same one has the same claims: every
+question about thousands of nodes would otherwise go through all chains again for each of them."""
 
 
-def _claims_of(state: ClusterState) -> Claims:
+def claims_on(state: ClusterState, node_id: str) -> Sequence[Claim]:
+    """What live chains want to hold on a node."""
     global _claims
     known = _claims
-    if known is not None and known[0] is state:
-        return known[1]
-    claims: Claims = {}
+    if known is None or known[0] is not state:
+        known = _claims = (state, _claims_of(state))
+    return known[1].get(node_id, ())
+
+
+def _claims_of(state: ClusterState) -> dict[str, list[Claim]]:
+    claims: dict[str, list[Claim]] = {}
     for chain in state.live_chains():
         model = state.models[chain.model].model
-        for stage in chain.stages:
-            for node in stage.members:
-                claims.setdefault(node, []).append((chain.id, memory_of(state, model, stage, node)))
-    _claims = (state, claims)
+        for number, claim in enumerate(chain.claims):
+            for node in claim.members:
+                size_bytes, is_standby = memory_of(state, model, claim, node), number >= len(chain.stages)
+                found = Claim(chain.id, place_on(chain, claim, node), size_bytes, is_standby)
+                claims.setdefault(node, []).append(found)
     return claims
 
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardcompute.control.actions import StageAddress
-from shardcompute.control.recovery import new_stages
-from shardcompute.control.state import Assignment
+from shardcompute.control.state import Assignment, new_stages
 from shardcompute.node.rpc.commands import Connected
 from shardcompute.node.rpc.session_ids import Resumption
 

@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 
 from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, write_results
+from shardcompute.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardcompute.simulator import Compared, Outcome
+    from shardcompute.simulator import Compared, SimulationOutcome
 
 _SHOWN = (
     ("tok/s", "tokens_per_s"),
@@ -40,6 +41,7 @@ _BAR = 0.1
 
 def sim(
     scenarios: Annotated[list[Path], typer.Argument(help="Scenario files (TOML).", metavar="SCENARIO...")],
+    only: Annotated[str, typer.Option("--only", help="Of several variants the one of this name.")] = "",
     seed: Annotated[int | None, typer.Option("--seed", help="Another seed than the files have.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw pictures into this folder.")] = None,
     json_file: JsonFile = None,
@@ -55,7 +57,11 @@ def sim(
     if plot is not None:
         check_matplotlib()
     loaded = [(path, scenario) for path in scenarios for scenario in load_scenarios(path)]
-    outcomes: list[Outcome] = []
+    names = [scenario.name for _, scenario in loaded]
+    if only and only not in names:
+        raise UsageError(f"no variant is called {only!r}", hint=f"use one of {', '.join(names)}")
+    loaded = [(path, scenario) for path, scenario in loaded if only in ("", scenario.name)]
+    outcomes: list[SimulationOutcome] = []
     compared: dict[str, list[Compared]] = {}
     with BenchProgress() as say:
         for path, scenario in loaded:
@@ -75,7 +81,7 @@ def sim(
         raise typer.Exit(1)
 
 
-def _listed(outcome: Outcome, compared: Sequence[Compared]) -> dict[str, object]:
+def _listed(outcome: SimulationOutcome, compared: Sequence[Compared]) -> dict[str, object]:
     rows = [
         {
             "figure": each.figure,
@@ -89,7 +95,7 @@ def _listed(outcome: Outcome, compared: Sequence[Compared]) -> dict[str, object]
     return {**outcome.listed(), "compared": rows}
 
 
-def _told(outcome: Outcome, compared: Sequence[Compared]) -> str:
+def _told(outcome: SimulationOutcome, compared: Sequence[Compared]) -> str:
     lines = [
         f"{outcome.scenario}: {outcome.machines} machines, {outcome.simulated_s:g} s, seed {outcome.seed}"
     ]

@@ -1,0 +1,1 @@
+"""Clusters that nobody has: the simulator on the command line."""
