@@ -24,6 +24,9 @@ from shardcompute.control.state import Assignment, Chain, ClusterState, is_waiti
 from shardcompute.control.transitions.state_updates import claimed_bytes
 from shardcompute.control.wording import failures_in_words, repair_in_words, standbys_in_words
 
+_LOOK_AHEAD = 4
+"""A chain leaves enough machines for so many to come; each of them is placed to see that, for every one of them."""
+
 
 def who_is_suspected_or_lost(state: ClusterState, now_s: float) -> Event | None:
     events = next_health_events(state, now_s)
@@ -112,7 +115,7 @@ def which_chain_is_missing(state: ClusterState, now_s: float) -> Event | None:
 def place_next_chain(state: ClusterState, name: str, count: int, now_s: float) -> Placement | Unplaceable:
     """A placement for the next of `count` chains to come, on machines of its own if that can be."""
     model = state.models[name].model
-    placement = place_chains(placement_request(state, model, now_s), count)[0]
+    placement = place_chains(placement_request(state, model, now_s), min(count, _LOOK_AHEAD))[0]
     if isinstance(placement, Unplaceable):
         shared = place(placement_request(state, model, now_s, has_shared=True))
         return shared if isinstance(shared, Placement) else placement

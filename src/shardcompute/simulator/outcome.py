@@ -120,7 +120,7 @@ def _client_figures(scenario: Scenario, ledger: Ledger) -> dict[str, float | int
 def _control_figures(
     scenario: Scenario, state: ClusterState, books: Books, messages: Mapping[str, int], up_s: float
 ) -> dict[str, float | int | None]:
-    wanted, counted_s = scenario.chain_count, books.counted_s
+    wanted, counted_s = scenario.model.chains, books.counted_s
     snapshot = encode_event(StateRemembered(memorable(state)))
     chains = state.live_chains()
     return {

@@ -91,7 +91,6 @@ class LoadGenerator:
         self,
         number: int,
         terms: LoadTerms,
-        scale: int,
         answer_s: float,
         agenda: Agenda,
         pool: PipelinePool,
@@ -99,8 +98,6 @@ class LoadGenerator:
         day_s: float,
     ) -> None:
         self._terms = terms
-        self._streams = scale * terms.streams
-        self._per_s = scale * terms.per_s
         self._answer_s = answer_s
         self._agenda = agenda
         self._pool = pool
@@ -111,9 +108,9 @@ class LoadGenerator:
         self._wanted = draw_from(f"load.{number}.answer_tokens", terms.answer_tokens, 1.0)
 
     def start(self) -> None:
-        for _ in range(self._streams):
+        for _ in range(self._terms.streams):
             self._agenda.at(self._terms.begins_s, partial(self._ask_again, self._terms.rounds))
-        if self._per_s:
+        if self._terms.per_s:
             self._agenda.at(self._terms.begins_s, self._arrive)
 
     def _ask_again(self, rounds: int) -> None:
@@ -125,9 +122,9 @@ class LoadGenerator:
 
     def _arrive(self) -> None:
         """Requests of a process whose rate follows the day: drawn at its height, and thinned."""
-        most_per_s = self._per_s * (1 + self._terms.day_swing)
+        most_per_s = self._terms.per_s * (1 + self._terms.day_swing)
         part = 0.5 - 0.5 * _day_curve(self._agenda.now_s / self._day_s)
-        now_per_s = self._per_s * (1 - self._terms.day_swing + 2 * self._terms.day_swing * part)
+        now_per_s = self._terms.per_s * (1 - self._terms.day_swing + 2 * self._terms.day_swing * part)
         if self._rng.random() * most_per_s < now_per_s:
             self._ask(lambda: None)
         self._agenda.after(self._rng.expovariate(most_per_s), self._arrive)

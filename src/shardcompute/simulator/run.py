@@ -72,13 +72,13 @@ def simulate(scenario: Scenario) -> SimulationOutcome:
     )
     coordinator.effects = churn.effects = effects
     coordinator.start()
-    coordinator.post(ModelRequested(model, scenario.chain_count), is_message=False)
+    coordinator.post(ModelRequested(model, scenario.model.chains), is_message=False)
     churn.start()
     day_s = next((kind.day.length_s for kind in scenario.machines if kind.day is not None), 86_400.0)
     for number, load in enumerate(scenario.load):
         own = random.Random(rng.getrandbits(64))
         answer_s = scenario.driver.answer_ms / 1000
-        LoadGenerator(number, load, scenario.scale, answer_s, agenda, pool, own, day_s).start()
+        LoadGenerator(number, load, answer_s, agenda, pool, own, day_s).start()
     agenda.run(scenario.duration_s)
     coordinator.count_time()
     return sum_up(scenario, list(machines.values()), coordinator.state, books, ledger, churn.failures, agenda)

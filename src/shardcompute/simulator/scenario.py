@@ -196,7 +196,7 @@ class Scenario(_ScenarioTable, kw_only=True):
     warm_up_s: Seconds = 0.0
     """What happens before counts for nothing but lost tokens."""
     scale: Annotated[int, Meta(ge=1, le=100_000)] = 1
-    """So many times as many machines, copies of the model and clients as the tables say."""
+    """So many times as many machines as the tables say."""
     stride: Annotated[int, Meta(ge=1, le=1024)] = 1
     """So many tokens of a stream are one event. More than 1 is quicker and coarser."""
     model: ModelTerms
@@ -211,10 +211,6 @@ class Scenario(_ScenarioTable, kw_only=True):
     @property
     def machine_count(self) -> int:
         return self.scale * sum(kind.count for kind in self.machines)
-
-    @property
-    def chain_count(self) -> int:
-        return self.scale * self.model.chains
 
 
 def load_scenarios(path: Path) -> list[Scenario]:
