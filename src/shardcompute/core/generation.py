@@ -57,6 +57,14 @@ class Sampling:
     """Only tokens that can lead to a whole answer of this grammar are picked, and its end only where it may end."""
     wants_hidden: bool = False
     """Give with each picked token the hidden state that it was picked from (embeddings)."""
+    wants_states: bool = False
+    """Give with each picked token, and with each of the prompt's that is scored, the final state before it (what draft
+    heads learn from). Scores are left out then."""
+
+    @property
+    def shows_rows(self) -> bool:
+        """Whether something of the rows themselves is given, which have to be computed for that."""
+        return self.wants_hidden or self.wants_states
 
 
 DrafterName = Literal["auto", "off", "ngram", "model", "head"]
@@ -123,7 +131,8 @@ class TokenChoice:
     logprob: float | None = None
     alternatives: tuple[tuple[int, float], ...] = ()
     hidden: bytes = b""
-    """The normed final hidden state before it, little-endian float32, where `Sampling.wants_hidden` says so."""
+    """The normed final hidden state before it, little-endian float32, where `Sampling.wants_hidden` says so; where
+    `wants_states` does, the final state before the norm, of a mean square of 1, little-endian float16."""
 
 
 @dataclass(frozen=True, slots=True)

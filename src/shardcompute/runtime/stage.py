@@ -110,8 +110,8 @@ class StageRuntime:
     def can_begin_after(self, pending: PendingFrame) -> bool:
         """Whether another step may begin before this one is finished: the device computes by itself, and nobody looks
         at what the next one overwrites."""
-        wants_hidden = any(opening.sampling.wants_hidden for opening in pending.openings)
-        return self._executor.is_asynchronous and not pending.keeps_hidden and not wants_hidden
+        shows_rows = any(opening.sampling.shows_rows for opening in pending.openings)
+        return self._executor.is_asynchronous and not pending.keeps_hidden and not shows_rows
 
     def encoding(self, openings: Iterable[Opening]) -> Callable[[], None] | None:
         """Encodes the pictures of these sessions, in any thread, so that `begin` need not; None: there is nothing to
@@ -148,7 +148,7 @@ class StageRuntime:
         if not self._is_first and activations is None:
             raise ValueError("a stage behind the first needs activations")
         tail = self._tail
-        keeps_hidden = tail is not None and (self._is_shown(known) or tail.wants_hidden(known, openings))
+        keeps_hidden = tail is not None and (self._is_shown(known) or tail.shows_rows(known, openings))
         launch = self._launcher(activations, openings, keeps_hidden)
         step = within_memory(lambda: launch(known), self._free_memory, _STEP)
         pending = PendingFrame(known, openings, step, launch, keeps_hidden)
@@ -333,7 +333,8 @@ class StageRuntime:
         tail.open(pending.openings)
         self._share_memories(pending.openings)
         hidden = self._executor.hidden_rows() if pending.keeps_hidden else None
-        picked = tail.pick(pending.work, out, hidden)
+        states = self._executor.final_rows() if tail.wants_states(pending.work) else None
+        picked = tail.pick(pending.work, out, hidden, states)
         self._guesses = {} if isinstance(out, np.ndarray) else _guesses_of(pending.work, out)
         return picked
 

@@ -29,6 +29,7 @@ from shardcompute.decoding.pick_rules import BEST, pick_rule
 from shardcompute.models.vocabulary import Vocabulary
 
 _NO_HISTORY = TokenHistory()
+_LEAST_SQUARE = 1e-12
 TokenPick = tuple[int, int]
 """(position, id) of a token"""
 
@@ -131,11 +132,15 @@ class Tail:
         """Remember these tokens and pick none."""
         self._session(part.session).take(part)
 
-    def wants_hidden(self, work: Sequence[SessionRows], openings: Iterable[Opening]) -> bool:
-        """Whether a session of this step, open already or opened with it, wants its hidden states."""
-        wanting = {opening.session for opening in openings if opening.sampling.wants_hidden}
-        wanting |= {session for session, known in self._sessions.items() if known.sampling.wants_hidden}
+    def shows_rows(self, work: Sequence[SessionRows], openings: Iterable[Opening]) -> bool:
+        """Whether a session of this step, open already or opened with it, wants its hidden or final states."""
+        wanting = {opening.session for opening in openings if opening.sampling.shows_rows}
+        wanting |= {session for session, known in self._sessions.items() if known.sampling.shows_rows}
         return any(part.session in wanting and part.logit_rows for part in work)
+
+    def wants_states(self, work: Sequence[SessionRows]) -> bool:
+        """Whether a session of this step, which is open, wants its final states."""
+        return any(part.logit_rows and self._session(part.session).sampling.wants_states for part in work)
 
     def pick_rules(
         self, work: Sequence[SessionRows], opened: Mapping[int, Sampling]
@@ -153,16 +158,21 @@ class Tail:
         return rules
 
     def pick(
-        self, work: Sequence[SessionRows], logits: Array | PickedRows, hidden: Array | None = None
+        self,
+        work: Sequence[SessionRows],
+        logits: Array | PickedRows,
+        hidden: Array | None = None,
+        states: Array | None = None,
     ) -> list[Picked]:
-        """One token per logit row, in the order of the rows; with its row of `hidden` where that is wanted. Where a
-        device has picked it, that token."""
+        """One token per logit row, in the order of the rows; with its row of `hidden`, or (of all rows) of `states`,
+        where that is wanted. Where a device has picked it, that token."""
         picked: list[Picked] = []
-        row = 0
+        row = stop = 0
         for part in work:
             session = self._session(part.session)
             session.take(part)
             first = part.start + len(part.ids) - part.logit_rows
+            stop += len(part.ids)
             for index in range(part.logit_rows):
                 token = None if isinstance(logits, np.ndarray) else logits.token(row)
                 if token is None:
@@ -170,7 +180,10 @@ class Tail:
                     one = _pick_one(session, part, first + index, index, row_logits)
                 else:
                     one = Picked(part.session, first + index, TokenChoice(token))
-                if hidden is not None and session.sampling.wants_hidden:
+                if states is not None and session.sampling.wants_states:
+                    packed = pack_state(states[stop - part.logit_rows + index])
+                    one = replace(one, choice=replace(one.choice, hidden=packed))
+                elif hidden is not None and session.sampling.wants_hidden:
                     packed = hidden[row].astype("<f4").tobytes()
                     one = replace(one, choice=replace(one.choice, hidden=packed))
                 picked.append(one)
@@ -196,7 +209,16 @@ class Tail:
         return known
 
 
+def pack_state(state: Array) -> bytes:
+    """A final state with a mean square of 1: a draft head looks at nothing else, and 16 bits hold it."""
+    wide = state.astype(np.float64)
+    scale = 1.0 / np.sqrt(np.mean(wide * wide) + _LEAST_SQUARE)
+    return bytes((wide * scale).astype("<f2").tobytes())
+
+
 def _pick_one(session: _TailSession, part: SessionRows, position: int, index: int, logits: Array) -> Picked:
+    if part.targets and session.sampling.wants_states:
+        return Picked(part.session, position, TokenChoice(part.targets[index]), is_scored=True)
     if part.targets:
         choice = score_token(logits, part.targets[index], session.prompt_logprobs, position)
         return Picked(part.session, position, choice, is_scored=True)

@@ -160,6 +160,7 @@ class SessionOpen(msgspec.Struct, frozen=True, array_like=True):
     """Those of its prompt, in order."""
     receipt_nonce: Annotated[bytes, msgspec.Meta(max_length=MOST_NONCE_BYTES)] = b""
     """Not empty: every stage signs for what it computes of the session (`security.receipts`)."""
+    wants_states: bool = False
 
     def sampling(self) -> Sampling:
         """The sampling parameters, as unchecked as they came: `decoding.validate_sampling` judges them."""
@@ -175,6 +176,7 @@ class SessionOpen(msgspec.Struct, frozen=True, array_like=True):
             seed=self.seed,
             logprobs=self.logprobs,
             wants_hidden=self.wants_hidden,
+            wants_states=self.wants_states,
             grammar=None
             if self.grammar_kind is None
             else Grammar(self.grammar_kind, _unpack_text(self.grammar)),
@@ -228,7 +230,7 @@ class SessionClose(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
     """The token that stands at `position` of a session, chosen or, for a prompt's own, scored; with the hidden
-    state (little-endian float32) that it was chosen from, where the session wants it."""
+    or final state (`core.generation.TokenChoice`) that it was chosen from, where the session wants it."""
 
     session: Number
     position: Position
@@ -354,6 +356,7 @@ def open_session(
         wants_hidden=sampling.wants_hidden,
         grammar_kind=None if sampling.grammar is None else sampling.grammar.kind,
         grammar=b"" if sampling.grammar is None else zlib.compress(sampling.grammar.text.encode()),
+        wants_states=sampling.wants_states,
     )
 
 

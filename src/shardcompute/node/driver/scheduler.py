@@ -298,7 +298,7 @@ class Scheduler:
             and not session.assumed
             and not session.awaits_head_draft
             and session.generated + 1 < request.max_tokens
-            and not request.sampling.wants_hidden
+            and not request.sampling.shows_rows
             and (request.prompt_logprobs is None or session.generated > 0)
             and round_to_pages(session.length + 2) <= session.held_tokens + max(context.free_tokens, 0)
         )

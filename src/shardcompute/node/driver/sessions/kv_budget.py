@@ -50,7 +50,7 @@ class KvBudget:
             return False
         request = session.request
         # Rows that are scored or looked at have to be computed.
-        if self._can_share and request.prompt_logprobs is None and not request.sampling.wants_hidden:
+        if self._can_share and request.prompt_logprobs is None and not request.sampling.shows_rows:
             prefix = self._prefixes.find(session, self.running.values())
             if prefix is not None:
                 session.begin_with(prefix)
