@@ -44,15 +44,17 @@ def read_attachment(tensors: TensorFile, name: str) -> bytes | None:
 
 
 class AttachedTensors:
-    """A `TensorFile` with attachments besides the tensors of another one; closing it closes that one."""
+    """A `TensorFile` with attachments besides the tensors of another one, in the place of those that it had by the same
+    names; closing it closes that one."""
 
     def __init__(self, tensors: TensorFile, attachments: Mapping[str, bytes]) -> None:
         self._tensors = tensors
         self._contents = {stored_name(name, content): content for name, content in attachments.items()}
         self.name = tensors.name
         self.metadata: Mapping[str, Any] = tensors.metadata
+        former = {find_attachment(tensors.entries, name) for name in attachments}
         self.entries: Mapping[str, TensorEntry] = {
-            **tensors.entries,
+            **{stored: entry for stored, entry in tensors.entries.items() if stored not in former},
             **{
                 stored: TensorEntry(stored, "U8", (len(content),), 0, len(content))
                 for stored, content in self._contents.items()

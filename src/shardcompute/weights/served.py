@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -185,6 +185,24 @@ def served_vocabulary(tensors: TensorFile) -> Callable[[], Vocabulary]:
             f"{tensors.name} comes without its vocabulary", hint="run the same release on every node"
         )
     return lazy_vocabulary(content)
+
+
+def attach(served: ServedWeights, attachments: Mapping[str, bytes]) -> ServedWeights:
+    """The same weights with other attachments; closing one of the two closes both."""
+    tensors = AttachedTensors(served.tensors, attachments)
+    card = served.card
+    changed = make_card(
+        card.model,
+        card.spec,
+        card.layout,
+        tensors.entries,
+        content=card.content,
+        kind=card.kind,
+        form=card.form,
+        quantization=card.quantization,
+        source=card.source,
+    )
+    return replace(served, card=changed, tensors=tensors)
 
 
 def shard_source(card: Card, tensors: TensorFile, stage: Stage) -> TensorSource:

@@ -29,6 +29,7 @@ from shardcompute.node.cluster.preparation import (
 )
 from shardcompute.node.cluster.record import ClusterNotes, create_authority, open_record
 from shardcompute.node.cluster.served_files import ServedFiles
+from shardcompute.node.cluster.teaching import DraftHeadTeaching
 from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
 from shardcompute.node.coordinator.journal import RecordStatus, bind_journal
@@ -38,7 +39,7 @@ from shardcompute.node.discovery.dht.records import SignedRecord, Whereabout, si
 from shardcompute.node.driver.command_executor import InProcessDriver
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import DriverPool
-from shardcompute.node.rpc.commands import MeetNode
+from shardcompute.node.rpc.commands import MeetNode, Peer
 from shardcompute.node.rpc.endpoint import receive_all
 from shardcompute.node.rpc.link_probe import answer_probes
 from shardcompute.node.telemetry.quota import QuotaLedger
@@ -82,6 +83,13 @@ class Cluster:
             """What API keys with limits have used, at all servers of the cluster together."""
             self._accounts = ClusterAccounts(self.quota, lambda: self.access.key_book)
             self.coordinator = self._open_coordinator()
+            self.draft_heads = DraftHeadTeaching(
+                self._files,
+                self.pool,
+                self.coordinator,
+                Peer(self.node, self._endpoint.url),
+                options.draft_heads,
+            )
             self._network.open_doors(leadership, self._meet)
             on_error.callback(self._network.close_doors)
             self._start()

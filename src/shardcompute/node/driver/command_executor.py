@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from shardcompute.core.errors import LinkError, UnknownModelError
@@ -89,8 +90,10 @@ class DriverCommandExecutor:
 
     def learn(self, offered: OfferedModel, origin: Peer) -> None:
         """Get ready to serve a model, unless that was done. LinkError or SourceError without its tokenizer."""
-        known = {model.name: model.created_s for model in self._pool.all_models()}
-        if known.get(offered.name) == offered.created_s:
+        known = {model.name: model for model in self._pool.all_models()}.get(offered.name)
+        if known is not None and known.created_s == offered.created_s:
+            if known.has_draft_head != offered.has_draft_head:
+                self._pool.add_model(replace(known, has_draft_head=offered.has_draft_head))
             return
         log.info("fetching the tokenizer of %s", offered.name)
         self._pool.add_model(

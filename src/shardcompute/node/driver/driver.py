@@ -192,6 +192,11 @@ class Driver:
                 self._end(known)
                 self._fill()
 
+    def expect_head_drafts(self, has_draft_head: bool) -> None:
+        """Whether the chain's last stage drafts from now on."""
+        with self._lock:
+            self._speculator.expect_head_drafts(has_draft_head)
+
     def has_started(self, generation: int) -> bool:
         """Whether the chain works on this generation; not while it waits for a place."""
         with self._lock:

@@ -135,6 +135,9 @@ class DriverPool:
     def add_model(self, model: PoolModel) -> None:
         with self._lock:
             self._models[model.name] = model
+            drivers = [chain.driver for chain in self._chains.values() if chain.model == model.name]
+        for driver in drivers:
+            driver.expect_head_drafts(model.has_draft_head)
 
     def all_models(self) -> list[PoolModel]:
         with self._lock:

@@ -101,6 +101,10 @@ class RoutedSpeculator:
         self._has_slow = any(drafter.is_slow for drafter in drafters)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts") if self._has_slow else None
 
+    def expect_head_drafts(self, has_draft_head: bool) -> None:
+        """Whether the last stage drafts from now on."""
+        self._has_draft_head = has_draft_head
+
     @property
     def available(self) -> list[str]:
         return [name for name in self._drafters if name != HEAD_DRAFTER or self._has_draft_head]

@@ -55,6 +55,22 @@ class UnloadLayers(msgspec.Struct, frozen=True, tag=True):
         return self.chain, self.start, self.stop, self.tensor
 
 
+class TakeDraftHead(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Draft with what is attached to the model now, in the place of what the last stage has drafted with so far.
+    Answered when it does, or with why it cannot."""
+
+    chain: str
+    start: int
+    stop: int
+    origin: Peer
+    """Who serves the model."""
+    tensor: RankPlace | None = None
+
+    @property
+    def place(self) -> ShardPlace:
+        return self.chain, self.start, self.stop, self.tensor
+
+
 class Wire(msgspec.Struct, frozen=True):
     """How activations go to the next stage: the cluster's `mode` (see `codec_choice`), the codecs that the next stage
     can read, and what was measured of the link; `bytes_per_s` 0 where nothing was."""
@@ -311,6 +327,7 @@ class HostDriver(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 WorkerCommand: TypeAlias = (
     LoadLayers
     | UnloadLayers
+    | TakeDraftHead
     | Connect
     | Admit
     | Dismiss

@@ -25,6 +25,7 @@ from shardcompute.backends.footprint import holding_of
 from shardcompute.control.sizes import StageBytes, describe_card, sums_of
 from shardcompute.control.state import LayerShape, Shard
 from shardcompute.core.errors import (
+    BackendError,
     CapacityError,
     DeviceMemoryError,
     LinkError,
@@ -37,7 +38,7 @@ from shardcompute.core.process_memory import release_code, return_freed_memory
 from shardcompute.core.settings import Settings
 from shardcompute.core.units import format_bytes
 from shardcompute.models.spec import Stage
-from shardcompute.node.rpc.commands import LoadLayers, Peer
+from shardcompute.node.rpc.commands import LoadLayers, Peer, TakeDraftHead
 from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_remote_shard
 from shardcompute.node.weights.draft_heads import draft_head_bytes, open_head_drafter
 from shardcompute.node.weights.originals import open_original
@@ -109,12 +110,23 @@ class MeasuredShard:
 
 
 @dataclass(frozen=True, slots=True)
+class _Drafting:
+    """How a last stage is computed, and so what drafts for it; and how many tokens it remembers."""
+
+    backend: str
+    options: ExecutorOptions
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Held:
     shard: Shard
     log_bytes: int
     """Of its size, what is kept for its activation log."""
     draft_head: DraftHeadReport | None = None
     """Of a model that has one, if this is its last stage."""
+    drafting: _Drafting | None = None
+    """If this is a last stage, and leads where there are ranks."""
 
     @property
     def draft_head_bytes(self) -> int:
@@ -233,6 +245,26 @@ class ShardLoader:
         self.shrink(held.size_bytes)
         return held.shard
 
+    def take_draft_head(self, command: TakeDraftHead) -> None:
+        """Draft with the model's draft head as it is now. BackendError with why that cannot be; nothing is drafted
+        with any more then."""
+        key = command.place
+        with self._lock:
+            held = self._held.get(key)
+        if held is None or held.drafting is None:
+            raise BackendError(f"no last stage of chain {command.chain} that could draft is here")
+        card = self._fetch_card(command.origin, held.shard.model)
+        supplier = Supplier(command.origin.node, partial(self._dial, command.origin), is_origin=True)
+        # There may be no room for two of them.
+        self._stages.draft_with(key, None)
+        self._note_draft_head(key)
+        self._add_draft_head(key, card, [supplier], held.drafting)
+        with self._lock:
+            held = self._held.get(key)
+        problem = "it was unloaded" if held is None or held.draft_head is None else held.draft_head.problem
+        if problem:
+            raise BackendError(f"the draft head of {card.model} is not used: {problem}")
+
     def unload(self, key: ShardKey) -> None:
         self._stages.remove(key)
         with self._freed:
@@ -280,8 +312,10 @@ class ShardLoader:
         read_bytes = shape.work_bytes * stage.count + (card.head_bytes if stage.is_last else 0)
         kv_token_bytes = card.spec.kv_bytes_per_token_and_layer(command.kv_type) * stage.count
         release_code()
-        leads = command.tensor is None or command.tensor.rank == 0
-        drafts = stage.is_last and leads and draft_head_bytes(card) > 0
+        drafting: _Drafting | None = None
+        if stage.is_last and (command.tensor is None or command.tensor.rank == 0):
+            drafting = _Drafting(backend, options, parts.kv_bytes // max(1, kv_token_bytes))
+        drafts = drafting is not None and draft_head_bytes(card) > 0
         if drafts and can_draft(card.spec, backend):
             runtime.await_drafter()
         claims = self._options.claim
@@ -293,12 +327,11 @@ class ShardLoader:
             self._stages.add_rank(key, runtime, ranked.share, ranked.leader, claim)
         with self._lock:
             shard = Shard(command.chain, command.model, command.start, command.stop, size, command.tensor)
-            self._held[key] = _Held(shard, parts.log_bytes)
-        if drafts:
+            self._held[key] = _Held(shard, parts.log_bytes, drafting=drafting)
+        if drafting is not None and drafts:
             # Not before the stage is there: a chain that waits for it can do without.
-            kv_tokens = parts.kv_bytes // max(1, kv_token_bytes)
             self._note_draft_head(key)
-            add = partial(self._add_draft_head, key, card, suppliers, backend, options, kv_tokens)
+            add = partial(self._add_draft_head, key, card, suppliers, drafting)
             threading.Thread(target=add, name="draft head", daemon=True).start()
         part = 1.0 if ranked is None else ranked.part
         return MeasuredShard(shape, speed if part == 1.0 else of_whole_layers(speed, part))
@@ -485,9 +518,7 @@ class ShardLoader:
         key: ShardKey,
         card: Card,
         suppliers: Sequence[Supplier],
-        backend: str,
-        options: ExecutorOptions,
-        kv_tokens: int,
+        drafting: _Drafting,
     ) -> None:
         """Let a last stage draft, where there is memory left for that."""
         try:
@@ -497,11 +528,11 @@ class ShardLoader:
                 opened = open_head_drafter(
                     card,
                     tensors,
-                    backend=backend,
-                    options=options,
+                    backend=drafting.backend,
+                    options=drafting.options,
                     room_bytes=room_bytes,
-                    holding=self.holding(backend),
-                    kv_tokens=kv_tokens,
+                    holding=self.holding(drafting.backend),
+                    kv_tokens=drafting.kv_tokens,
                 )
                 if opened is None:
                     log.info("no memory is left for a draft head of %s", card.model)

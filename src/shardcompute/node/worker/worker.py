@@ -44,6 +44,7 @@ from shardcompute.node.rpc.commands import (
     NodeCommand,
     Probe,
     Redial,
+    TakeDraftHead,
     TraceStep,
     UnloadLayers,
     encode_answer,
@@ -459,6 +460,8 @@ class Worker:
         elif isinstance(command, UnloadLayers):
             self._loader.unload(command.place)
             self._speeds.unloaded(command.place)
+        elif isinstance(command, TakeDraftHead):
+            self._loader.take_draft_head(command)
         elif isinstance(command, Connect):
             return encode_answer(self._connect(command))
         elif isinstance(command, FenceOff):
