@@ -9,7 +9,7 @@ with ClusterClient("http://127.0.0.1:8000") as cluster:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -33,6 +33,7 @@ from shardcompute.node.admin.history import HistoryPage
 from shardcompute.node.admin.views import (
     ClusterChange,
     ClusterView,
+    DraftHeadView,
     FetchView,
     KeyView,
     NewKey,
@@ -61,6 +62,10 @@ class _Listed(msgspec.Struct, Generic[View], frozen=True):
 class _SignIn(msgspec.Struct, frozen=True):
     code: str
     life_s: float
+
+
+class _Speech(msgspec.Struct, frozen=True):
+    tokens: list[int]
 
 
 class ClusterClient(Client):
@@ -205,6 +210,52 @@ class ClusterClient(Client):
         """A code that signs the page in, once: it opens `/#/sign-in/<code>`."""
         return self._ask("POST", "/cluster/sign-in", _SignIn, {}).code
 
+    # Teaching draft heads (see `draft_training.swarm`)
+
+    def teaching_card(self, model: str) -> bytes:
+        """What a served model consists of (`weights.card`)."""
+        return self._exchange("GET", _teaching_path(model, "card"))
+
+    def teaching_tensor(self, model: str, name: str, offset: int, length: int) -> bytes:
+        """Bytes of one of the model's ends, all that were asked for."""
+        body = {"name": name, "offset": offset, "length": length}
+        content = self._exchange("POST", _teaching_path(model, "tensor"), json=body)
+        if len(content) != length:
+            raise BackendError(f"{length} bytes of {name} were asked for and {len(content)} came.")
+        return content
+
+    def teaching_speech(
+        self,
+        model: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        stop_ids: Collection[int] = (),
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> list[int]:
+        """The tokens with which the model goes on; the last one may be a stop."""
+        body = {
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "stop_ids": sorted(stop_ids),
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+        }
+        return self._ask("POST", _teaching_path(model, "speech"), _Speech, body).tokens
+
+    def teaching_states(self, model: str, tokens: Sequence[int]) -> bytes:
+        """The final states of a text, one behind the other, as float16."""
+        return self._exchange("POST", _teaching_path(model, "states"), json={"tokens": list(tokens)})
+
+    def take_draft_head(self, model: str, content: bytes) -> DraftHeadView:
+        """Have a cluster keep a draft head and use it."""
+        path, headers = _teaching_path(model, "draft-head"), {"content-type": "application/octet-stream"}
+        reply = self._exchange("POST", path, content=content, headers=headers)
+        return _decode(reply, DraftHeadView)
+
     # As a model in this process would answer (see `node.local.service`)
 
     def tokenize_chat(self, messages: Sequence[Mapping[str, Any]], *, model: str) -> list[int]:
@@ -267,6 +318,13 @@ class ClusterClient(Client):
             raise _refusal(response)
         return _decode(response.content, kind)
 
+    def _exchange(self, method: str, path: str, **sent: Any) -> bytes:
+        """What is answered, whatever that is."""
+        response = self._send(self._http.build_request(method, path, **sent))
+        if response.status_code != 200:
+            raise _refusal(response)
+        return response.content
+
     def _events(
         self,
         method: str,
@@ -292,6 +350,10 @@ class ClusterClient(Client):
             raise _unreachable(self._http.base_url, error) from error
         finally:
             response.close()
+
+
+def _teaching_path(model: str, what: str) -> str:
+    return f"/cluster/teaching/{quote(model, safe='')}/{what}"
 
 
 def _range_path(kind: str, wanted: HistoryRange | None) -> str:

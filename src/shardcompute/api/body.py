@@ -133,6 +133,19 @@ async def read_body(
         held.release()
 
 
+async def read_bytes(request: Request, limits: Limits, most_bytes: int) -> bytes:
+    """A body that is bytes: 415 for another content type, 413 when too long, 408 when too slow."""
+    _check_content_type(request.headers.get("content-type", ""), "application/octet-stream")
+    held = _HeldBytes(request.app.state, limits.max_held_bytes)
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            return await _read_bytes(request, most_bytes, held, "send a smaller file")
+    except TimeoutError:
+        raise _too_slow(limits.body_timeout_s) from None
+    finally:
+        held.release()
+
+
 def _parse(raw: bytes, kind: type[Body], limits: Limits) -> Body:
     _check_values(raw, limits)
     try:
@@ -204,13 +217,13 @@ class _HeldBytes:
             self._own = 0
 
 
-def _check_content_type(header: str) -> None:
-    """Insisting on JSON also keeps web pages from posting here without a CORS preflight."""
+def _check_content_type(header: str, wanted: str = "application/json") -> None:
+    """Insisting on JSON, or on bytes, also keeps web pages from posting here without a CORS preflight."""
     kind = header.partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if kind != wanted:
         raise RequestError(
             f"The body's content type is {kind!r}." if kind else "The request has no content type.",
-            hint="send the header Content-Type: application/json",
+            hint=f"send the header Content-Type: {wanted}",
             code="unsupported_media_type",
             status=415,
         )
@@ -223,16 +236,18 @@ def _is_from_another_site(headers: Headers) -> bool:
     return not is_own or headers.get("sec-fetch-site", "none").lower() not in ("none", "same-origin")
 
 
-async def _read_bytes(request: Request, limit: int, held: _HeldBytes) -> bytes:
+async def _read_bytes(
+    request: Request, limit: int, held: _HeldBytes, hint: str = "send a shorter prompt"
+) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
-        raise _too_long(limit)
+        raise _too_long(limit, hint)
     body = bytearray()
     async for chunk in request.stream():
         held.add(len(chunk))
         body += chunk
         if len(body) > limit:
-            raise _too_long(limit)
+            raise _too_long(limit, hint)
     return bytes(body)
 
 
@@ -246,10 +261,10 @@ def _too_slow(limit_s: float) -> RequestError:
     )
 
 
-def _too_long(limit: int) -> RequestError:
+def _too_long(limit: int, hint: str) -> RequestError:
     return RequestError(
         f"The body is longer than {limit} bytes.",
-        hint="send a shorter prompt",
+        hint=hint,
         code="body_too_large",
         status=413,
     )

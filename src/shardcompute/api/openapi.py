@@ -17,6 +17,8 @@ from shardcompute.api.body import ErrorReply
 
 BODY_ERRORS = (400, 404, 408, 413, 415, 503)
 GENERATION_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503)
+_BYTES = "application/octet-stream"
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
 _REF = "#/components/schemas/{model}"
 
 
@@ -41,6 +43,9 @@ class ApiRoute:
     """Errors to expect, besides those of access."""
     counts: tuple[str, ...] = ()
     """Whole numbers that the query may have."""
+    takes_bytes: bool = False
+    """The body is no JSON but bytes, and so is, where it `has_bytes`, the answer."""
+    has_bytes: bool = False
     audit: str = ""
     """What the audit log calls it, where it changes something."""
 
@@ -79,7 +84,9 @@ def describe(endpoints: Sequence[ApiRoute], *, version: str, has_keys: bool) -> 
 
 def _operation(endpoint: ApiRoute, schemas: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if endpoint.reply is not None:
+    if endpoint.has_bytes:
+        content[_BYTES] = _BINARY
+    elif endpoint.reply is not None:
         content["application/json"] = {"schema": schemas[endpoint.reply]}
     elif endpoint.chunk is None:
         content["text/plain"] = {"schema": {"type": "string"}}
@@ -109,4 +116,6 @@ def _operation(endpoint: ApiRoute, schemas: dict[Any, Any]) -> dict[str, Any]:
     if endpoint.body is not None:
         schema = {"application/json": {"schema": schemas[endpoint.body]}}
         operation["requestBody"] = {"required": True, "content": schema}
+    elif endpoint.takes_bytes:
+        operation["requestBody"] = {"required": True, "content": {_BYTES: _BINARY}}
     return operation

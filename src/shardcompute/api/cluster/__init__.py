@@ -1,9 +1,12 @@
-"""The cluster's admin API: state and events, models, nodes, join tokens, API keys, usage.
+"""The cluster's admin API: state and events, models, nodes, join tokens, API keys, usage, teaching draft heads.
 
-Owns the bodies of its requests; replies are the views of `node.admin`, written as they are. May call a `ClusterAdmin`
-and the API's own top modules; knows nothing of generations and of the protocols beside it.
+Owns the bodies of its requests; replies are the views of `node.admin`, written as they are. May call a `ClusterAdmin`,
+the API's own top modules and (`teaching`) generations; knows nothing of the protocols beside it.
 """
 
-from shardcompute.api.cluster.routes import CLUSTER_ROUTES as ROUTES
+from shardcompute.api.cluster.routes import CLUSTER_ROUTES
+from shardcompute.api.cluster.teaching import TEACHING_ROUTES
+
+ROUTES = (*CLUSTER_ROUTES, *TEACHING_ROUTES)
 
 __all__ = ["ROUTES"]

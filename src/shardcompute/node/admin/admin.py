@@ -73,6 +73,7 @@ from shardcompute.weights.sources.reference import HubReference, parse_reference
 
 if TYPE_CHECKING:
     from shardcompute.node.cluster import Cluster
+    from shardcompute.node.cluster.teaching import DraftHeadTeaching
 
 log = logging.getLogger(__name__)
 DAY_S = 86_400.0
@@ -171,6 +172,11 @@ class ClusterAdmin(Closing):
                 for each in self._cluster.coordinators()
             ),
         )
+
+    @property
+    def draft_heads(self) -> DraftHeadTeaching:
+        """What teaches them asks of the cluster."""
+        return self._cluster.draft_heads
 
     def warnings(self) -> tuple[str, ...]:
         """What the operator should see to; nothing in it is secret."""

@@ -550,6 +550,15 @@ class NewPairing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftHeadView:
+    """A draft head that was taken: where it is kept, how many chains draft with it, and why others do not yet."""
+
+    path: str
+    in_use: int
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewToken:
     """A join token, told once; `link` opens the page with the line that joins, and `qr` is that link as an SVG. The
     token is in its fragment, which browsers send to nobody. Both are empty where no origin was given."""
