@@ -194,7 +194,7 @@ class SelfPlay:
         half.ids[rows, columns] = words
         greedy = np.asarray([speech is not None and speech.temperature == 0 for speech in speeches])
         half.origins[rows, columns] = np.where(greedy, GREEDY, DRAWN)[:, None]
-        looping = _find_loops(half.ids, slots, starts + counts)
+        looping = find_loops(half.ids, slots, starts + counts)
         for index, (slot, player) in enumerate(zip(slots.tolist(), players, strict=True)):
             if player is not None:
                 self._follow(
@@ -370,7 +370,7 @@ def _count_words(
     return np.where(is_stopped, is_stop.argmax(axis=1) + 1, words.shape[1]), is_stopped
 
 
-def _find_loops(
+def find_loops(
     ids: NDArray[np.int32], slots: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Whose last tokens repeat those shortly before: such text goes on for ever and teaches nothing."""

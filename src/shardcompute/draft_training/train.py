@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from shardcompute.draft_training.draft_net import DraftNet
     from shardcompute.draft_training.evaluation import Examination
     from shardcompute.draft_training.scripts import ScriptWriter
+    from shardcompute.draft_training.teacher import ModelEnds
     from shardcompute.draft_training.training_loop import LoopReport
     from shardcompute.draft_training.training_rows import Span, TrainingRows
 
 Say = Callable[[str], None]
 Save = Callable[[DraftHeadWeights], None]
-_TALK_SHARE = 0.4
 _LAST_SHARE = 0.04
 """Of a run's time, left to evaluate."""
 _FEWEST_TOKENS = 512
@@ -64,6 +64,8 @@ class TrainingOptions:
     context_length: int = 0
     threads: int = 1
     seed: int = 1
+    talk_share: float = 0.4
+    """Of `minutes`, the rest being for training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +108,30 @@ def train_draft_head(
 ) -> TrainedDraftHead:
     """Self-play, train, evaluate. `progress` shows what is under way, `say` gets figures every few seconds and `save`
     what was learned so far, once a minute. A run that was cut short goes on from what it left in the file `resumed`."""
+    check_plan(plan)
+    from shardcompute.draft_training.teacher import CheckpointEnds
+
+    ends = CheckpointEnds(checkpoint)
+    run = TrainingRun(ends, plan, progress or NullProgress(), say, save, resumed)
+    return run.learn(_LocalPlay(run, checkpoint).collect(text), in_use)
+
+
+def check_plan(plan: TrainingOptions) -> None:
+    """BackendError where nothing can be trained here, UsageError where nothing says for how long."""
     if importlib.util.find_spec("torch") is None:
         raise BackendError("a draft head is trained with torch", hint="pip install 'shardcompute[torch]'")
     if plan.minutes is None and plan.tokens is None:
         raise UsageError(
             "nothing says how long to train", hint="give a time with --minutes or an amount with --tokens"
         )
-    run = _TrainingRun(checkpoint, plan, progress or NullProgress(), say, save, resumed)
-    return run.run(text, in_use)
 
 
-class _TrainingRun:
-    """One run: what all its parts need to know."""
+class TrainingRun:
+    """One run: what all its parts need to know, wherever its training rows come from."""
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        ends: ModelEnds,
         plan: TrainingOptions,
         progress: Progress,
         say: Say,
@@ -131,22 +141,22 @@ class _TrainingRun:
         from shardcompute.draft_training.teacher import Teacher
 
         self._started = time.monotonic()
-        self._plan = plan
-        self._progress = progress
-        self._say = say
+        self.plan = plan
+        self.progress = progress
+        self.say = say
         self._save = save
         self._file = resumed
-        self._teacher = Teacher(
-            checkpoint,
+        self.teacher = Teacher(
+            ends,
             plan.device,
             context_length=plan.context_length,
             sessions=plan.sessions,
             threads=plan.threads,
         )
-        self._rows = plan.rows or (16_384 if self._teacher.is_cuda else 1024)
+        self._rows = plan.rows or (16_384 if self.teacher.is_cuda else 1024)
 
-    def run(self, text: str, in_use: DraftHeadWeights | None) -> TrainedDraftHead:
-        dataset = self._collect(text)
+    def learn(self, dataset: TrainingRows, in_use: DraftHeadWeights | None) -> TrainedDraftHead:
+        """Train on these rows, but for those that are held out, and evaluate on those."""
         if dataset.rows < _FEWEST_TOKENS or not dataset.spans:
             raise UsageError(
                 f"the model said {dataset.rows} tokens, too few to learn from (at least {_FEWEST_TOKENS})",
@@ -156,74 +166,31 @@ class _TrainingRun:
         before = None if in_use is None else self._examine(in_use, dataset, held_out, "in use")
         weights, last = self._train(dataset, learned)
         # What was kept is evaluated, with all its rounding.
-        kept = decode_draft_head(encode_draft_head(weights), self._teacher.spec.hidden)
+        kept = decode_draft_head(encode_draft_head(weights), self.teacher.spec.hidden)
         found = self._examine(kept, dataset, held_out, "trained")
         trained = TrainedDraftHead(kept, found, before, dataset.rows, last.loss)
         for line in trained.describe():
-            self._say(line)
+            self.say(line)
         return trained
 
-    def _collect(self, text: str) -> TrainingRows:
-        """The training rows: have the model talk to itself and read."""
-        from shardcompute.draft_training.scripts import ScriptsAhead, ScriptWriter
-        from shardcompute.draft_training.training_rows import TrainingRows
-
-        teacher, tokenizer = self._teacher, self._teacher.checkpoint.tokenizer()
-        self._progress.start(f"{teacher.checkpoint.name} talks to itself", None)
-        try:
-            dataset = TrainingRows(teacher.capacity(self._plan.tokens), teacher.spec.hidden, teacher.device)
-            passages = _passages(tokenizer.encode(text), teacher.context_length) if text else []
-            writer = ScriptWriter(tokenizer, teacher.context_length, self._plan.seed, texts=passages)
-            # Where a GPU waits a thread writes ahead; elsewhere the same seed gives the same text.
-            ahead = ScriptsAhead(writer) if teacher.is_cuda else None
-            try:
-                self._play(ahead or iter(writer), writer, dataset)
-            finally:
-                if ahead is not None:
-                    ahead.close()
-            return dataset
-        finally:
-            self._progress.finish()
-
-    def _play(self, scripts: Iterator[Script], writer: ScriptWriter, dataset: TrainingRows) -> None:
-        """Until there is enough: let the model talk, and keep what it said."""
-
-        def keep(dialogues: Sequence[SelfPlayDialogue], states: torch.Tensor) -> None:
-            dataset.keep(dialogues, states)
-            for dialogue in dialogues:
-                writer.keep(dialogue)
-
-        teacher = self._teacher
-        executor = teacher.open()
-        play = teacher.play(executor, scripts, keep, self._plan.seed)
-        started = said = time.monotonic()
-        while not dataset.is_full and not self._is_enough(dataset.rows + play.tokens):
-            play.step()
-            if time.monotonic() - said >= _REPORT_S:
-                said = time.monotonic()
-                self._report_play(dataset.rows + play.tokens, said - started)
-        play.close()
-        executor.close()
-        self._report_play(dataset.rows, time.monotonic() - started)
-
-    def _report_play(self, tokens: int, elapsed_s: float) -> None:
-        self._say(
+    def report_play(self, tokens: int, elapsed_s: float) -> None:
+        self.say(
             f"talked: {tokens} tokens in {elapsed_s:.0f} s, {tokens / max(elapsed_s, 1e-3):.0f} per second"
         )
 
-    def _is_enough(self, tokens: int) -> bool:
-        if self._plan.tokens is not None:
-            return tokens >= self._plan.tokens
-        return self._elapsed_share() >= _TALK_SHARE
+    def has_enough(self, tokens: int) -> bool:
+        if self.plan.tokens is not None:
+            return tokens >= self.plan.tokens
+        return self._elapsed_share() >= self.plan.talk_share
 
     def _elapsed_share(self) -> float:
-        return (time.monotonic() - self._started) / (60 * (self._plan.minutes or 1e-6))
+        return (time.monotonic() - self._started) / (60 * (self.plan.minutes or 1e-6))
 
     def _train(self, dataset: TrainingRows, learned: Sequence[Span]) -> tuple[DraftHeadWeights, LoopReport]:
         from shardcompute.draft_training.draft_net import pack
         from shardcompute.draft_training.training_loop import LoopOptions, TrainingLoop
 
-        plan, teacher = self._plan, self._teacher
+        plan, teacher = self.plan, self.teacher
         net, ids = self._begin(dataset)
         seconds = None
         if plan.tokens is None and plan.minutes is not None:
@@ -235,7 +202,7 @@ class _TrainingRun:
 
         def report(last: LoopReport) -> None:
             likely = " ".join(f"{each:.3f}" for each in last.likely)
-            self._say(f"trained: {last.share:.0%}, {last.rows} rows, loss {last.loss:.3f}, right {likely}")
+            self.say(f"trained: {last.share:.0%}, {last.rows} rows, loss {last.loss:.3f}, right {likely}")
 
         def save(share: float, weights: dict[str, torch.Tensor]) -> None:
             if self._save is not None:
@@ -245,11 +212,11 @@ class _TrainingRun:
 
                 write_resumption(self._file, net.shape, weights, ids)
 
-        self._progress.start(f"Training a draft head of {teacher.checkpoint.name}", None)
+        self.progress.start(f"Training a draft head of {teacher.ends.name}", None)
         try:
             last = loop.run(learned, report, save)
         finally:
-            self._progress.finish()
+            self.progress.finish()
         return pack(net, loop.weights, ids), last
 
     def _begin(self, dataset: TrainingRows) -> tuple[DraftNet, NDArray[np.int32]]:
@@ -259,14 +226,14 @@ class _TrainingRun:
         from shardcompute.draft_training.draft_net import new_net
         from shardcompute.draft_training.resumption import read_resumption
 
-        teacher = self._teacher
-        shape = teacher.shape(self._plan.layers, self._plan.width)
+        teacher = self.teacher
+        shape = teacher.shape(self.plan.layers, self.plan.width)
         if self._file is not None:
             left = read_resumption(self._file, shape, teacher.device)
             if left is not None:
-                self._say(f"goes on from what an earlier run left in {self._file}")
+                self.say(f"goes on from what an earlier run left in {self._file}")
                 return left
-        random = torch.Generator(teacher.device).manual_seed(self._plan.seed)
+        random = torch.Generator(teacher.device).manual_seed(self.plan.seed)
         return new_net(shape, teacher.last_norm(), random), self._choose_vocabulary(dataset)
 
     def _examine(
@@ -275,11 +242,11 @@ class _TrainingRun:
         from shardcompute.draft_training.draft_net import load_net
         from shardcompute.draft_training.evaluation import examine
 
-        teacher = self._teacher
+        teacher = self.teacher
         net = load_net(weights, teacher.spec.norm_eps, teacher.device)
         found = examine(net, dataset, held_out, teacher.frozen_weights(weights.ids), self._rows)
         for line in found.describe_kinds():
-            self._say(f"{what}: {line}")
+            self.say(f"{what}: {line}")
         return found
 
     def _choose_vocabulary(self, dataset: TrainingRows) -> NDArray[np.int32]:
@@ -288,18 +255,71 @@ class _TrainingRun:
 
         from shardcompute.draft_training.dialogue import GIVEN
 
-        spec = self._teacher.spec
+        spec = self.teacher.spec
         tokens, origins = dataset.tokens[: dataset.rows], dataset.origins[: dataset.rows]
         counts = torch.bincount(tokens, minlength=spec.vocab_size)
         counts += _CHOSEN_COUNTS * torch.bincount(tokens[origins != GIVEN], minlength=spec.vocab_size)
-        ends = [i for i in self._teacher.checkpoint.tokenizer().eos_ids if i < len(counts)]
+        ends = [i for i in self.teacher.ends.tokenizer().eos_ids if i < len(counts)]
         if ends:
             counts[ends] = counts.max() + 1
         seen = counts.cpu().numpy()
-        order = seen.argsort(kind="stable")[::-1][: self._plan.vocabulary]
+        order = seen.argsort(kind="stable")[::-1][: self.plan.vocabulary]
         return np.sort(order[seen[order] > 0]).astype(np.int32)
 
 
-def _passages(ids: Sequence[int], context_length: int) -> list[Sequence[int]]:
+class _LocalPlay:
+    """The training rows of a model that talks on the device that trains."""
+
+    def __init__(self, run: TrainingRun, checkpoint: Checkpoint) -> None:
+        self._run = run
+        self._checkpoint = checkpoint
+
+    def collect(self, text: str) -> TrainingRows:
+        """The training rows: have the model talk to itself and read."""
+        from shardcompute.draft_training.scripts import ScriptsAhead, ScriptWriter
+        from shardcompute.draft_training.training_rows import TrainingRows
+
+        run, teacher = self._run, self._run.teacher
+        tokenizer = teacher.ends.tokenizer()
+        run.progress.start(f"{teacher.ends.name} talks to itself", None)
+        try:
+            dataset = TrainingRows(teacher.capacity(run.plan.tokens), teacher.spec.hidden, teacher.device)
+            passages = cut_passages(tokenizer.encode(text), teacher.context_length) if text else []
+            writer = ScriptWriter(tokenizer, teacher.context_length, run.plan.seed, texts=passages)
+            # Where a GPU waits a thread writes ahead; elsewhere the same seed gives the same text.
+            ahead = ScriptsAhead(writer) if teacher.is_cuda else None
+            try:
+                self._play(ahead or iter(writer), writer, dataset)
+            finally:
+                if ahead is not None:
+                    ahead.close()
+            return dataset
+        finally:
+            run.progress.finish()
+
+    def _play(self, scripts: Iterator[Script], writer: ScriptWriter, dataset: TrainingRows) -> None:
+        """Until there is enough: let the model talk, and keep what it said."""
+        from shardcompute.draft_training.self_play import SelfPlay
+
+        def keep(dialogues: Sequence[SelfPlayDialogue], states: torch.Tensor) -> None:
+            dataset.keep(dialogues, states)
+            for dialogue in dialogues:
+                writer.keep(dialogue)
+
+        run, teacher = self._run, self._run.teacher
+        executor = teacher.open(self._checkpoint)
+        play = teacher.play(executor, scripts, keep, run.plan.seed)
+        started = said = time.monotonic()
+        while not dataset.is_full and not run.has_enough(dataset.rows + play.tokens):
+            play.step()
+            if time.monotonic() - said >= _REPORT_S:
+                said = time.monotonic()
+                run.report_play(dataset.rows + play.tokens, said - started)
+        play.close()
+        executor.close()
+        run.report_play(dataset.rows, time.monotonic() - started)
+
+
+def cut_passages(ids: Sequence[int], context_length: int) -> list[Sequence[int]]:
     length = min(_PASSAGE_TOKENS, context_length)
     return [ids[at : at + length] for at in range(0, len(ids), length)]

@@ -10,7 +10,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -149,8 +149,7 @@ class DistillationLoop(ABC):
             if save is not None and now - saved >= _SAVE_S:
                 save(share, self.weights)
                 saved = time.monotonic()
-        if sums:
-            last = _summary(1.0, rows, sums)
+        last = _summary(1.0, rows, sums) if sums else replace(last, share=1.0)
         report(last)
         return last
 

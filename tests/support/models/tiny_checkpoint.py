@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Pipeline
 
@@ -95,3 +95,13 @@ def _byte_pipeline() -> Pipeline:
     pipeline.decoder = decoders.ByteLevel()
     pipeline.add_special_tokens([AddedToken(text, special=True) for text in _SPECIALS])
     return pipeline
+
+
+def make_predictable(folder: Path) -> Path:
+    """A checkpoint whose layers hardly matter: what it says next hangs on the last token, which can be learned."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] *= 0.02
+    save_file(tensors, folder / "model.safetensors")
+    return folder

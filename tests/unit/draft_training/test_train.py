@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.settings import Settings
@@ -19,7 +18,7 @@ from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from support.models.draft_heads import random_draft_head
-from support.models.tiny_checkpoint import HIDDEN, save_tiny_llama
+from support.models.tiny_checkpoint import HIDDEN, make_predictable, save_tiny_llama
 
 pytest.importorskip("torch")
 
@@ -31,14 +30,8 @@ LONGER = replace(SMALL, tokens=3000, epochs=3, sessions=32, vocabulary=16_384, r
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its one layer hardly matters: what it says next hangs on the last token, so there is something to learn."""
-    folder = save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", layers=1)
-    tensors = load_file(folder / "model.safetensors")
-    for name in tensors:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensors[name] *= 0.02
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+    """There is something to learn of it."""
+    return make_predictable(save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", layers=1))
 
 
 @pytest.fixture(scope="module")
