@@ -9,7 +9,7 @@ with ClusterClient("http://127.0.0.1:8000") as cluster:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from shardcompute.client import Client, _error_from, _error_of, _unreachable
-from shardcompute.core.errors import AuthError, BackendError, LinkError, ShardComputeError
+from shardcompute.core.errors import AuthError, BackendError, LinkError, ShardComputeError, UnknownModelError
 from shardcompute.core.generation import (
     Delta,
     FinishReason,
@@ -212,6 +212,14 @@ class ClusterClient(Client):
 
     # Teaching draft heads (see `draft_training.swarm`)
 
+    def teaching_context(self, model: str) -> int:
+        """The most tokens that a session of a served model may have."""
+        lengths = {card["id"]: card["max_model_len"] for card in self._call("GET", "/v1/models")["data"]}
+        if model not in lengths:
+            known = ", ".join(lengths) or "none"
+            raise UnknownModelError(f"the model {model!r} is not served here", hint=f"served here: {known}")
+        return int(lengths[model])
+
     def teaching_card(self, model: str) -> bytes:
         """What a served model consists of (`weights.card`)."""
         return self._exchange("GET", _teaching_path(model, "card"))
@@ -224,25 +232,17 @@ class ClusterClient(Client):
             raise BackendError(f"{length} bytes of {name} were asked for and {len(content)} came.")
         return content
 
-    def teaching_speech(
-        self,
-        model: str,
-        prompt: Sequence[int],
-        max_tokens: int,
-        *,
-        stop_ids: Collection[int] = (),
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-    ) -> list[int]:
-        """The tokens with which the model goes on; the last one may be a stop."""
+    def teaching_speech(self, model: str, request: GenerationRequest) -> list[int]:
+        """The tokens with which the model goes on; the last one may be a stop. Of its sampling only temperature, top_p
+        and seed are sent."""
+        sampling = request.sampling
         body = {
-            "prompt": list(prompt),
-            "max_tokens": max_tokens,
-            "stop_ids": sorted(stop_ids),
-            "temperature": temperature,
-            "top_p": top_p,
-            "seed": seed,
+            "prompt": list(request.prompt),
+            "max_tokens": request.max_tokens,
+            "stop_ids": sorted(request.stop_ids),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
         }
         return self._ask("POST", _teaching_path(model, "speech"), _Speech, body).tokens
 

@@ -29,6 +29,10 @@ MAX_STOP_CHARS = 1 << 12
 """Of all stop strings of a request: each character is a state to be kept in memory."""
 
 
+MAX_STATES_BYTES = 4 << 20
+"""Of the final states of one prompt: they are handed on in one piece."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must look like, whole: the text of a JSON schema, a regular expression, a JSON list of texts to

@@ -31,6 +31,8 @@ from shardcompute.core.kv_types import KvShape
 from shardcompute.models.rotation import rope_tables
 from shardcompute.models.spec import ModelSpec, Rope
 
+DRAFT_HEAD = "draft-head"
+"""The name under which it is attached to a model's weights."""
 _MAGIC = b"ahead2\n\0"
 """How every file begins, that of the package too."""
 _BLOCK_SIZE = 32

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardcompute.core.errors import CorruptModelError, UnknownModelError, UsageError
-from shardcompute.models.decoder import TensorSource
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import Stage, whole
 from shardcompute.models.vocabulary import Vocabulary, encode_vocabulary, lazy_vocabulary
@@ -41,6 +40,8 @@ from shardcompute.weights.sources.resolve import ModelFiles
 if TYPE_CHECKING:
     from shardcompute.models.tokenizer import Tokenizer
 
+MOST_READ_BYTES = 8 << 20
+"""Of a tensor, for whoever reads a model's ends over HTTP, at once."""
 VOCABULARY = "vocabulary"
 """The attachment that the last stage of a chain makes grammar masks with."""
 _FORMAT = "1"
@@ -205,7 +206,7 @@ def attach(served: ServedWeights, attachments: Mapping[str, bytes]) -> ServedWei
     return replace(served, card=changed, tensors=tensors)
 
 
-def shard_source(card: Card, tensors: TensorFile, stage: Stage) -> TensorSource:
+def shard_source(card: Card, tensors: TensorFile, stage: Stage) -> ShardTensors | PackedTensors:
     """The decoder's tensors of one shard, from a file that holds those the card names."""
     if card.kind == "packed":
         return PackedTensors(tensors, card.layout)

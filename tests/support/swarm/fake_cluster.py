@@ -6,6 +6,7 @@ Has what `node.admin.admin.ClusterAdmin` needs of a `node.cluster.Cluster`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,8 +25,11 @@ from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.state import UnusedDevice
 from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.node.cluster import ServedOrder
+from shardcompute.node.cluster.served_files import ServedFiles
+from shardcompute.node.cluster.teaching import DraftHeadTeaching
 from shardcompute.node.coordinator.journal import RecordStatus
 from shardcompute.node.coordinator.shared import KnownCoordinator
+from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.service import ServedModel, ServiceLoad
 from shardcompute.node.telemetry.quota import QuotaLedger
 from shardcompute.node.telemetry.request_log import RequestLog
@@ -229,6 +233,14 @@ class FakeCluster:
         self.known_coordinators: tuple[KnownCoordinator, ...] = ()
         self.access = FakeAccess()
         self.quota = QuotaLedger()
+        self.draft_heads = DraftHeadTeaching(
+            ServedFiles(Path("nowhere")),
+            self.pool,  # type: ignore[arg-type]
+            self.coordinator,  # type: ignore[arg-type]
+            Peer(self.node, self.url),
+            None,
+        )
+        """Of no model: none was opened here."""
 
     def listen_to_usage(self, count: Callable[..., None]) -> None:
         self.count_usage = count

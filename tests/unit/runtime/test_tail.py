@@ -8,7 +8,7 @@ import pytest
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Sampling
 from shardcompute.core.steps import Opening, SessionRows
-from shardcompute.runtime.tail import Tail
+from shardcompute.runtime.tail import Tail, pack_state
 
 LOGITS = np.random.default_rng(3).standard_normal((8, 50)).astype(np.float32)
 
@@ -49,6 +49,27 @@ def test_prompt_tokens_are_scored_not_picked() -> None:
         (5, True, 2),
         (6, True, 2),
     ]
+
+
+def test_final_states_come_with_the_tokens_of_those_who_want_them() -> None:
+    tail = opened(Sampling(wants_states=True))
+    tail.open([Opening(2, Sampling(), 1)])
+    states = np.random.default_rng(4).standard_normal((5, 16)).astype(np.float32) * 1e6
+    work = [SessionRows(2, 0, (9,), logit_rows=1), SessionRows(1, 0, (4, 5), logit_rows=2, targets=(5, 6))]
+    assert tail.wants_states(work)
+    assert not tail.wants_states(work[:1])
+    assert not tail.wants_states([SessionRows(1, 0, (4, 5))]), "nothing is picked after these"
+    other, *scored = tail.pick(work, LOGITS[:3], None, states[:3])
+    picked = tail.pick([SessionRows(1, 2, (6, 7), logit_rows=1)], LOGITS[3:4], None, states[3:])
+    assert other.choice.hidden == b""
+    assert [(each.choice.id, each.choice.logprob, each.is_scored) for each in scored] == [
+        (5, None, True),
+        (6, None, True),
+    ]
+    for one, state in zip([*scored, *picked], states[[1, 2, 4]], strict=True):
+        given = np.frombuffer(one.choice.hidden, "<f2").astype(np.float32)
+        assert np.allclose(given, state / np.sqrt(np.mean(state * state)), rtol=1e-2)
+    assert np.isfinite(np.frombuffer(pack_state(np.zeros(16, np.float32)), "<f2")).all()
 
 
 def test_refuses_unknown_sessions_and_gaps() -> None:

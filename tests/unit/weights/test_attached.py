@@ -44,6 +44,14 @@ def test_other_content_has_another_name(tensors: TensorFile) -> None:
     tensors.close()
 
 
+def test_another_of_the_same_name_takes_its_place(tensors: TensorFile) -> None:
+    attached = AttachedTensors(AttachedTensors(tensors, {"notes": b"a", "more": b"m"}), {"notes": b"b"})
+    assert read_attachment(attached, "notes") == b"b"
+    assert read_attachment(attached, "more") == b"m"
+    assert sum(map(is_attachment, attached.entries)) == 2
+    attached.close()
+
+
 def test_content_that_is_not_what_the_name_says_is_refused(tensors: TensorFile) -> None:
     attached = AttachedTensors(tensors, {"notes": b"right"})
     (stored,) = (name for name in attached.entries if is_attachment(name))

@@ -25,15 +25,14 @@ from shardcompute.api.generation.generations import Outcome, open_generations
 from shardcompute.api.generation.parameters import Plan
 from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
 from shardcompute.core.errors import BackendError, CorruptModelError, UnknownModelError
-from shardcompute.core.generation import GenerationRequest, Sampling
+from shardcompute.core.generation import MAX_STATES_BYTES, GenerationRequest, Sampling
 from shardcompute.node.admin.views import DraftHeadView
-from shardcompute.node.cluster.teaching import MOST_HEAD_BYTES, MOST_READ_BYTES
+from shardcompute.node.cluster.teaching import MOST_HEAD_BYTES
+from shardcompute.weights.served import MOST_READ_BYTES
 
 if TYPE_CHECKING:
     from shardcompute.node.cluster.teaching import DraftHeadTeaching
 
-MOST_STATES_BYTES = 4 << 20
-"""Of one text: its states travel in one message where a worker drives the chain."""
 _STATE_BYTES = 2
 _MOST_TOKENS = 1 << 16
 _BYTES = "application/octet-stream"
@@ -102,10 +101,10 @@ async def teaching_states(request: Request) -> Response:
     order = await read_body(request, StatesRequest, context_of(request).limits)
     card = await _run(request, _teaching(request).card_of)
     size = _STATE_BYTES * card.spec.hidden
-    if size * len(order.tokens) > MOST_STATES_BYTES:
+    if size * len(order.tokens) > MAX_STATES_BYTES:
         raise RequestError(
-            f"The states of {len(order.tokens)} tokens are more than {MOST_STATES_BYTES} bytes.",
-            hint=f"send at most {MOST_STATES_BYTES // size} tokens",
+            f"The states of {len(order.tokens)} tokens are more than {MAX_STATES_BYTES} bytes.",
+            hint=f"send at most {MAX_STATES_BYTES // size} tokens",
             param="tokens",
             code="invalid_value",
             status=413,

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from shardcompute.control.state import Assignment, Chain
 from shardcompute.core.errors import LinkError, UnknownModelError, UnsupportedModelError, UsageError
-from shardcompute.models.draft_head import decode_draft_head, encode_draft_head
+from shardcompute.models.draft_head import DRAFT_HEAD, decode_draft_head, encode_draft_head
 from shardcompute.models.families import is_fallback
 from shardcompute.node.cluster.preparation import offered
 from shardcompute.node.coordinator.node_registry import await_answer
 from shardcompute.node.rpc.commands import HostDriver, Peer, TakeDraftHead
-from shardcompute.node.weights.draft_heads import DRAFT_HEAD, save_draft_head
+from shardcompute.node.weights.draft_heads import save_draft_head
 from shardcompute.weights.attached import find_attachment
 from shardcompute.weights.card import Card, encode_card
-from shardcompute.weights.served import ServedWeights
+from shardcompute.weights.served import MOST_READ_BYTES, ServedWeights
 from shardcompute.weights.tokenizer_pack import TOKENIZER
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from shardcompute.node.driver.pool import DriverPool
 
 log = logging.getLogger(__name__)
-MOST_READ_BYTES = 8 << 20
-"""Of a tensor, at once."""
 MOST_HEAD_BYTES = 128 << 20
 """Of a draft head: several times that of the largest models."""
 _TAKEN_WITHIN_S = 180.0

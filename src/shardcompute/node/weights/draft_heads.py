@@ -18,7 +18,7 @@ from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.core.kv_types import kv_token_bytes
-from shardcompute.models.draft_head import DraftHeadWeights, decode_draft_head, encode_draft_head
+from shardcompute.models.draft_head import DRAFT_HEAD, DraftHeadWeights, decode_draft_head, encode_draft_head
 from shardcompute.models.spec import head_stage
 from shardcompute.node.weights.client import RemoteTensors
 from shardcompute.runtime.head_drafter import HeadDrafter
@@ -36,8 +36,6 @@ _HELD_SHARE = 5
 """Quarters of its bytes in the file that kernels hold, see `backends.footprint`."""
 _LEAST_TOKENS = 4 * PAGE_TOKENS
 """Of sessions it must be able to remember so many, or it drafts worse than it costs."""
-DRAFT_HEAD = "draft-head"
-"""The name under which it is attached to a model."""
 
 
 def save_draft_head(folder: Path, checkpoint: Checkpoint, weights: DraftHeadWeights) -> Path:

@@ -254,10 +254,13 @@ class ShardLoader:
         if held is None or held.drafting is None:
             raise BackendError(f"no last stage of chain {command.chain} that could draft is here")
         card = self._fetch_card(command.origin, held.shard.model)
+        if not draft_head_bytes(card):
+            raise BackendError(f"{card.model} has no draft head")
         supplier = Supplier(command.origin.node, partial(self._dial, command.origin), is_origin=True)
-        # There may be no room for two of them.
-        self._stages.draft_with(key, None)
-        self._note_draft_head(key)
+        with self._loading:
+            # There may be no room for two of them.
+            self._stages.draft_with(key, None)
+            self._note_draft_head(key)
         self._add_draft_head(key, card, [supplier], held.drafting)
         with self._lock:
             held = self._held.get(key)

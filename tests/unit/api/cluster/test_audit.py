@@ -20,7 +20,8 @@ from shardcompute.node.telemetry.audit import AuditLog
 from shardcompute.security import KeyRole
 from support.swarm.fake_cluster import NOW_S, serving_cluster
 
-UNCHANGING = {"/cluster/plan"}
+READING = ("tensor", "speech", "states")
+UNCHANGING = {"/cluster/plan", *(f"/cluster/teaching/{{model:path}}/{each}" for each in READING)}
 Ask = Callable[..., httpx.Response]
 
 

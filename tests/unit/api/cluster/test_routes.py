@@ -51,6 +51,11 @@ PATHS = {
     "/cluster/keys",
     "/cluster/keys/{key}",
     "/cluster/sign-in",
+    "/cluster/teaching/{model}/card",
+    "/cluster/teaching/{model}/tensor",
+    "/cluster/teaching/{model}/speech",
+    "/cluster/teaching/{model}/states",
+    "/cluster/teaching/{model}/draft-head",
     "/session",
 }
 

@@ -12,24 +12,28 @@ import pytest
 from msgspec.structs import replace as replace_fields
 
 from shardcompute.control.state import RankPlace, Shard
-from shardcompute.core.errors import CapacityError, DeviceMemoryError, LinkError
+from shardcompute.core.errors import BackendError, CapacityError, DeviceMemoryError, LinkError
 from shardcompute.core.settings import Settings
-from shardcompute.node.rpc.commands import LoadLayers, Peer
+from shardcompute.models.draft_head import DRAFT_HEAD, encode_draft_head
+from shardcompute.models.vocabulary import Vocabulary, encode_vocabulary
+from shardcompute.node.rpc.commands import LoadLayers, Peer, TakeDraftHead
 from shardcompute.node.weights.server import WeightsServer
 from shardcompute.node.worker.shard_loader import MeasuredShard, ShardLoader, ShardOptions
 from shardcompute.node.worker.stage_server import StageServer
 from shardcompute.weights.checkpoint import open_checkpoint
-from shardcompute.weights.served import ServedWeights, prepare_served
+from shardcompute.weights.served import VOCABULARY, ServedWeights, attach, prepare_served
 from shardcompute.weights.shard_cache import ShardCache
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, InprocTransport, Link
+from support.models.draft_heads import random_draft_head
 from support.models.full_device import FullDevice, loading_onto
 from support.models.tiny import save_tiny
 
 ORIGIN = Peer("coordinator", "inproc://coordinator")
 OPTIONS = ShardOptions(1 << 30, 1, "onnx", "cpu", room_timeout_s=0.0)
 PATIENCE_S = 30.0
+WORDS = encode_vocabulary(Vocabulary((b"a", b"</s>"), frozenset({1}), frozenset({1})))
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +133,46 @@ def test_a_share_is_measured_alone_and_told_from_the_whole(
     assert len(lab.stages.kv_usages()) == 2
     lab.loader.unload(command.place)
     assert len(lab.stages.kv_usages()) == 1
+
+
+def test_a_draft_head_is_taken_by_a_last_stage_that_can(
+    served: ServedWeights, tmp_path: Path, on_exit: ExitStack
+) -> None:
+    spec = served.card.spec
+    head = encode_draft_head(random_draft_head(spec))
+    lab = Lab(attach(served, {VOCABULARY: WORDS, DRAFT_HEAD: head}), tmp_path / "with", OPTIONS, on_exit)
+    lab.loader.load(lab.command("m#1", stop=spec.layer_count - 1), lambda fraction: None)
+    command = lab.command("m#1", spec.layer_count - 1, spec.layer_count)
+    with pytest.raises(BackendError, match="no last stage"):
+        lab.loader.take_draft_head(take(command))
+    lab.loader.load(command, lambda fraction: None)
+    for _ in range(2):
+        lab.loader.take_draft_head(take(command))
+        (report,) = lab.loader.draft_heads()
+        assert report.size_bytes > 0, "in the place of the one before"
+    with pytest.raises(BackendError, match="no last stage"):
+        lab.loader.take_draft_head(take(lab.command("m#1", stop=spec.layer_count - 1)))
+    without = Lab(attach(served, {VOCABULARY: WORDS}), tmp_path / "without", OPTIONS, on_exit)
+    without.loader.load(command, lambda fraction: None)
+    with pytest.raises(BackendError, match="has no draft head"):
+        without.loader.take_draft_head(take(command))
+
+
+def test_without_room_a_draft_head_is_not_taken_and_that_is_said(
+    served: ServedWeights, tmp_path: Path, on_exit: ExitStack
+) -> None:
+    spec = served.card.spec
+    head = encode_draft_head(random_draft_head(spec))
+    lab = Lab(attach(served, {VOCABULARY: WORDS, DRAFT_HEAD: head}), tmp_path, OPTIONS, on_exit)
+    command = lab.command("m#1", spec.layer_count - 1, spec.layer_count)
+    lab.loader.load(command, lambda fraction: None)
+    lab.loader.shrink(0)
+    with pytest.raises(BackendError, match="no memory is left"):
+        lab.loader.take_draft_head(take(command))
+
+
+def take(command: LoadLayers) -> TakeDraftHead:
+    return TakeDraftHead(chain=command.chain, start=command.start, stop=command.stop, origin=ORIGIN)
 
 
 def test_layers_are_loaded_once(served: ServedWeights, tmp_path: Path, on_exit: ExitStack) -> None:
