@@ -299,7 +299,6 @@ class _LocalPlay:
 
     def _play(self, scripts: Iterator[Script], writer: ScriptWriter, dataset: TrainingRows) -> None:
         """Until there is enough: let the model talk, and keep what it said."""
-        from shardcompute.draft_training.self_play import SelfPlay
 
         def keep(dialogues: Sequence[SelfPlayDialogue], states: torch.Tensor) -> None:
             dataset.keep(dialogues, states)

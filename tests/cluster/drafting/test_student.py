@@ -17,7 +17,7 @@ from shardcompute.core.settings import Settings
 from shardcompute.draft_training.student.shape import plan_student
 from shardcompute.draft_training.student.student_folder import StudentFolder
 from shardcompute.draft_training.student.student_net import new_student
-from shardcompute.draft_training.teacher import Teacher
+from shardcompute.draft_training.teacher import CheckpointEnds, Teacher
 from shardcompute.node.driver.draft_model import drafters_from
 from support.models.requests import greedy, prompts, sampled
 from support.swarm.lab import SPREAD, Alone, open_tiny, swarm
@@ -32,7 +32,7 @@ def student(tiny: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "student"
     with open_tiny(tiny) as parent:
         net = new_student(plan_student(parent.spec, (0, 1, 2, 4, 5)), parent, torch.device("cpu"))
-        teacher = Teacher(parent, "cpu", context_length=64, sessions=1, threads=1)
+        teacher = Teacher(CheckpointEnds(parent), "cpu", context_length=64, sessions=1, threads=1)
         frozen = teacher.frozen_weights(np.arange(parent.spec.vocab_size, dtype=np.int32))
         StudentFolder(folder).write(net, frozen, parent, {})
     return folder

@@ -132,7 +132,7 @@ class _StudentRun:
         progress: Progress,
         say: Say,
     ) -> None:
-        from shardcompute.draft_training.teacher import Teacher
+        from shardcompute.draft_training.teacher import CheckpointEnds, Teacher
 
         self._started = time.monotonic()
         self._parent = parent
@@ -142,7 +142,7 @@ class _StudentRun:
         self._progress = progress
         self._say = say
         self._teacher = Teacher(
-            parent,
+            CheckpointEnds(parent),
             options.device,
             context_length=options.context_length,
             sessions=options.sessions,
@@ -180,10 +180,11 @@ class _StudentRun:
         from shardcompute.draft_training.student.text_collection import TextCollection
 
         teacher, options = self._teacher, self._options
-        self._progress.start(f"{teacher.checkpoint.name} talks to itself", None)
+        self._progress.start(f"{self._parent.name} talks to itself", None)
         try:
             collection = TextCollection(
                 teacher,
+                self._parent,
                 self._place.text_file,
                 capacity=teacher.capacity(options.tokens),
                 seed=options.seed,
@@ -249,22 +250,21 @@ class _StudentRun:
 
     def _begin(self) -> StudentNet:
         """The parent's layers, or what a run before this left of the same ones."""
+        from shardcompute.draft_training.kept_tensors import read_kept
         from shardcompute.draft_training.student.student_net import StudentNet, new_student
-        from shardcompute.draft_training.student.unfinished import read_kept
 
         kept = read_kept(self._place.weights_file, self._teacher.device)
         net = new_student(self._shape, self._parent, self._teacher.device)
-        if kept is None or kept.get("of") != self._identity():
+        if kept is None or kept.facts.get("of") != self._identity():
             return net
-        weights = {name: each.float().requires_grad_() for name, each in kept["weights"].items()}
+        weights = {name: each.float().requires_grad_() for name, each in kept.tensors.items()}
         self._say(f"goes on from what an earlier run left in {self._place.weights_file}")
         return StudentNet(self._shape, weights)
 
     def _leave(self, weights: dict[str, torch.Tensor]) -> None:
-        from shardcompute.draft_training.student.unfinished import write_kept
+        from shardcompute.draft_training.kept_tensors import write_kept
 
-        left = {name: each.detach().cpu() for name, each in weights.items()}
-        write_kept(self._place.weights_file, {"of": self._identity(), "weights": left})
+        write_kept(self._place.weights_file, weights, {"of": self._identity()})
 
     def _identity(self) -> list[Any]:
         return [weights_key(self._parent), *self._shape.kept]

@@ -10,25 +10,35 @@ from pathlib import Path
 import torch
 
 from shardcompute.draft_training.dialogue import Script, SelfPlayDialogue
+from shardcompute.draft_training.kept_tensors import read_kept, write_kept
 from shardcompute.draft_training.scripts import ScriptsAhead, ScriptWriter
-from shardcompute.draft_training.student.unfinished import read_kept, write_kept
 from shardcompute.draft_training.teacher import Teacher
+from shardcompute.draft_training.train import cut_passages
 from shardcompute.draft_training.training_rows import Span, TrainingRows
+from shardcompute.weights.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 _REPORT_S = 5.0
 _SAVE_S = 60.0
 _MOST_KEPT_BYTES = 2 << 30
-_PASSAGE_TOKENS = 384
+_COLUMNS = ("states", "tokens", "origins")
 
 
 class TextCollection:
     """Self-play of `teacher`, told along with `say`. What was said is left in `file`, with which a later run begins."""
 
     def __init__(
-        self, teacher: Teacher, file: Path, *, capacity: int, seed: int, say: Callable[[str], None]
+        self,
+        teacher: Teacher,
+        parent: Checkpoint,
+        file: Path,
+        *,
+        capacity: int,
+        seed: int,
+        say: Callable[[str], None],
     ) -> None:
         self._teacher = teacher
+        self._parent = parent
         self._file = file
         self._say = say
         self.rows = TrainingRows(capacity, teacher.spec.hidden, teacher.device)
@@ -42,10 +52,9 @@ class TextCollection:
         teacher = self._teacher
         if self.rows.rows and is_enough(self.rows.rows):
             return self.rows
-        passages = _cut(teacher.checkpoint.tokenizer().encode(text), teacher.context_length) if text else []
-        writer = ScriptWriter(
-            teacher.checkpoint.tokenizer(), teacher.context_length, self._seed, texts=passages
-        )
+        tokenizer = self._parent.tokenizer()
+        passages = cut_passages(tokenizer.encode(text), teacher.context_length) if text else []
+        writer = ScriptWriter(tokenizer, teacher.context_length, self._seed, texts=passages)
         # Where a GPU waits a thread writes ahead; elsewhere the same seed gives the same text.
         ahead = ScriptsAhead(writer) if teacher.is_cuda else None
         try:
@@ -64,7 +73,7 @@ class TextCollection:
             for dialogue in dialogues:
                 writer.keep(dialogue)
 
-        executor = self._teacher.open()
+        executor = self._teacher.open(self._parent)
         play = self._teacher.play(executor, scripts, keep, self._seed)
         said = saved = time.monotonic()
         try:  # What is cut short in the middle of a step keeps the conversations that have ended.
@@ -84,12 +93,12 @@ class TextCollection:
 
     def _load(self) -> None:
         kept = read_kept(self._file, self._teacher.device)
-        if kept is None or kept["states"].shape[1] != self.rows.states.shape[1]:
+        if kept is None or kept.tensors["states"].shape[1] != self.rows.states.shape[1]:
             return
-        count = min(len(kept["states"]), self.rows.capacity)
-        for name in ("states", "tokens", "origins"):
-            getattr(self.rows, name)[:count] = kept[name][:count]
-        self.rows.spans = [Span(*each) for each in kept["spans"] if each[1] <= count]
+        count = min(len(kept.tensors["states"]), self.rows.capacity)
+        for name in _COLUMNS:
+            getattr(self.rows, name)[:count] = kept.tensors[name][:count]
+        self.rows.spans = [Span(*each) for each in kept.facts["spans"] if each[1] <= count]
         self.rows.rows = count
         self._say(f"goes on with {count} tokens that the model has said before")
 
@@ -97,11 +106,6 @@ class TextCollection:
         count = self.rows.rows
         if count * self._row_bytes > _MOST_KEPT_BYTES:
             return  # It takes longer to write than to say again: so much comes of a GPU alone.
-        kept = {name: getattr(self.rows, name)[:count].cpu() for name in ("states", "tokens", "origins")}
+        kept = {name: getattr(self.rows, name)[:count] for name in _COLUMNS}
         spans = [(span.start, span.stop, span.kind) for span in self.rows.spans]
-        write_kept(self._file, {**kept, "spans": spans})
-
-
-def _cut(ids: Sequence[int], context_length: int) -> list[Sequence[int]]:
-    length = min(_PASSAGE_TOKENS, context_length)
-    return [ids[at : at + length] for at in range(0, len(ids), length)]
+        write_kept(self._file, kept, {"spans": spans})
