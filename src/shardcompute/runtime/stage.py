@@ -35,7 +35,7 @@ from shardcompute.backends.executor import (
 )
 from shardcompute.backends.matrix import Array
 from shardcompute.core.batch import Segment
-from shardcompute.core.errors import RowGapError, UsageError
+from shardcompute.core.errors import RowGapError, UnsupportedModelError, UsageError
 from shardcompute.core.steps import PICKED, Draft, Opening, Picked, SessionRows, segments_of
 from shardcompute.models.vocabulary import Vocabulary
 from shardcompute.runtime.draft_backlog import DraftBacklog
@@ -333,10 +333,20 @@ class StageRuntime:
         tail.open(pending.openings)
         self._share_memories(pending.openings)
         hidden = self._executor.hidden_rows() if pending.keeps_hidden else None
-        states = self._executor.final_rows() if tail.wants_states(pending.work) else None
-        picked = tail.pick(pending.work, out, hidden, states)
+        picked = tail.pick(pending.work, out, hidden, self._final_rows(pending.work, tail))
         self._guesses = {} if isinstance(out, np.ndarray) else _guesses_of(pending.work, out)
         return picked
+
+    def _final_rows(self, work: Sequence[SessionRows], tail: Tail) -> Array | None:
+        """The final states of all rows of the step that was just computed, where some session wants its own. A backend
+        that has none gives none: that is no reason to fail the sessions beside it."""
+        if not tail.wants_states(work):
+            return None
+        try:
+            return self._executor.final_rows()
+        except UnsupportedModelError as error:
+            log.info("states were asked for: %s", error)
+            return None
 
     def _has_guessed_wrong(self, begun: Sequence[SessionRows], known: Sequence[SessionRows]) -> bool:
         """Whether a continued row was computed with another token than was picked: where the device was not sure."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.executor import ExecutorOptions, refuse_final_rows
 from shardcompute.core.errors import BackendError, RowGapError, UsageError
 from shardcompute.core.generation import Sampling
 from shardcompute.core.settings import Settings
@@ -152,3 +152,33 @@ def test_steps_that_keep_hidden_states_are_finished_first(checkpoint: Checkpoint
     assert isinstance(picked[0], Picked)
     assert picked[0].choice.hidden
     assert not open_plain(checkpoint).can_begin_after(pending)
+
+
+def test_final_states_are_read_before_the_next_step_overwrites_them(checkpoint: Checkpoint) -> None:
+    wanting = [Opening(1, Sampling(wants_states=True), len(PROMPT))]
+    rows = SessionRows(1, 0, PROMPT[:-1], logit_rows=4, targets=PROMPT[1:])
+    scored = open_plain(checkpoint).step([rows], wanting, None)
+    stage, _ = open_stage(checkpoint)
+    assert not stage.can_begin_after(stage.begin([rows], wanting, None))
+    stage, _ = open_stage(checkpoint)
+    assert stage.step([rows], wanting, None) == scored
+    assert isinstance(scored, list)
+    assert {len(each.choice.hidden) for each in scored} == {2 * checkpoint.spec.hidden}
+    assert len({each.choice.hidden for each in scored}) == 4
+
+
+def test_a_backend_without_final_states_fails_nobody(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = open_shard(checkpoint, backend="numpy", options=OPTIONS)
+
+    def refuse() -> None:
+        raise refuse_final_rows("it")
+
+    monkeypatch.setattr(executor, "final_rows", refuse)
+    stage = StageRuntime(executor, is_first=True, is_last=True)
+    openings = [Opening(1, Sampling(wants_states=True), len(PROMPT)), opening(2, OTHER)]
+    picked = stage.step([prompt_rows(1), prompt_rows(2, OTHER)], openings, None)
+    assert isinstance(picked, list)
+    assert [each.choice.hidden for each in picked] == [b"", b""]
+    assert ids_of(picked)[1:] == answer(open_plain(checkpoint), 2, OTHER, 1)

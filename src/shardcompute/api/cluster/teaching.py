@@ -24,6 +24,7 @@ from shardcompute.api.errors import RequestError
 from shardcompute.api.generation.generations import Outcome, open_generations
 from shardcompute.api.generation.parameters import Plan
 from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
+from shardcompute.backends.executor import refuse_final_rows
 from shardcompute.core.errors import BackendError, CorruptModelError, UnknownModelError
 from shardcompute.core.generation import MAX_STATES_BYTES, GenerationRequest, Sampling
 from shardcompute.node.admin.views import DraftHeadView
@@ -131,6 +132,8 @@ def _joined_states(outcome: Outcome, count: int, size_bytes: int) -> bytes:
     """Of each token, in order: that of a prompt's token comes with the next one. They come from a machine that may be
     wrong."""
     states = [choice.hidden for choice in (*outcome.prompt[1:], *outcome.tokens[:1])]
+    if not any(states):
+        raise refuse_final_rows("what computes the last stage")
     if len(states) != count or any(len(state) != size_bytes for state in states):
         raise BackendError(
             f"The last stage gave {len(states)} states of {sorted({len(each) for each in states})} bytes where "
