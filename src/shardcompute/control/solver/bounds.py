@@ -21,7 +21,7 @@ from shardcompute.control.solver.sites import SiteCharges
 from shardcompute.control.solver.space import Floats, SearchSpace
 from shardcompute.control.solver.spanning import tree_edges
 
-_SPLITS, _CLOSE_SPLITS = 28, 240
+_SPLITS, _CLOSE_SPLITS = 20, 240
 """How often a box is split at most: a few milliseconds for 64 machines; and where the bound is to be shown."""
 _PARTS = 6
 _TUNED_EVERY = 12
@@ -152,11 +152,11 @@ class Relaxation:
     def first_prices(self, least: int) -> tuple[float, ...]:
         """What a machine may be paid for taking part, or charged: any such price gives a bound, see `_priced`."""
         full = float(self._sorted_fixed[least - 1])
-        paid = (full / 2, full) if full < inf else ()
+        paid = (full,) if full < inf else ()
         stage_s = float(
             np.median(self.space.seconds_per_byte * self._unit * np.minimum(self._room, self._work))
         )
-        return (0.0, *paid, *(-stage_s * part for part in (0.1, 0.25, 0.5, 1.0)))
+        return (0.0, *paid, *(-stage_s * part for part in (0.1, 0.3, 0.8)))
 
     def _priced(self, price: float, least: int, most: int) -> Iterator[tuple[Floats, float]]:
         """What taking part costs beyond the price, and what all pay together, with hops shared in two ways. Paid: at
@@ -197,18 +197,11 @@ class Relaxation:
 
     def boxes(self) -> Iterator[Box]:
         """All layouts, by number of machines."""
-        space = self.space
-        slowest = space.overhead_s + space.seconds_per_byte * (self._unit * self._room + space.head_work)
-        slow_s = float(slowest.max())
-        # All machines together, were layers as fine as water.
-        fluid_s = (self._work * self._unit + space.head_work) / float((1 / space.seconds_per_byte).sum())
-        fast_s = max(fluid_s, _least(space.transfers[-1, :-1]), 1e-12)
-        if self._floors is not None:
-            fast_s = max(fast_s, self._floors.bottleneck_s)
+        fast_s, slow_s = self._range()
         low = self.least
         while low <= self.most:
             high = min(self.most, low * 3 // 2)
-            yield from self.weigh(low, high, [fast_s, max(slow_s, fast_s)], self.first_prices(low))
+            yield from self.weigh(low, high, [fast_s, slow_s], self.first_prices(low))
             low = high + 1
 
     def weigh(self, least: int, most: int, times_s: list[float], prices: tuple[float, ...]) -> Iterator[Box]:
@@ -244,10 +237,10 @@ class Relaxation:
         by_count = (box.most - box.least) * objective.machine_cost
         return by_count + (1 - objective.latency_weight) * log(box.slow_s / box.fast_s)
 
-    def fastest_s(self) -> float:
-        """The least time of the slowest stage, whatever else."""
+    def fastest_s(self, rounds: int) -> float:
+        """The least time of the slowest stage, whatever else; each round makes it six times as close."""
         times = _between(*self._range())
-        for _ in range(6):
+        for _ in range(rounds):
             possible = self.can_within(np.array(times), self.most)
             first = int(np.argmax(possible))
             if not possible.any() or first == 0:
@@ -256,8 +249,14 @@ class Relaxation:
         return times[0]
 
     def _range(self) -> tuple[float, float]:
-        box = next(iter(self.boxes()))
-        return box.fast_s, box.slow_s * (1 + 1e-6)
+        """Between what all machines together could do, and the slowest one with all that it can hold."""
+        space = self.space
+        slowest = space.overhead_s + space.seconds_per_byte * (self._unit * self._room + space.head_work)
+        fluid_s = (self._work * self._unit + space.head_work) / float((1 / space.seconds_per_byte).sum())
+        fast_s = max(fluid_s, _least(space.transfers[-1, :-1]), 1e-12)
+        if self._floors is not None:
+            fast_s = max(fast_s, self._floors.bottleneck_s)
+        return fast_s, max(float(slowest.max()), fast_s) * (1 + 1e-6)
 
 
 def bound_layouts(
@@ -286,7 +285,7 @@ def bound_layouts(
             heapq.heappush(heap, part)
         if not heap:
             return None, []
-    fastest_s = relaxation.fastest_s() if floors is None else floors.bottleneck_s
+    fastest_s = relaxation.fastest_s(6 if is_close else 3) if floors is None else floors.bottleneck_s
     return Bound(latency_s, fastest_s, exp(-heap[0].cost)), heapq.nsmallest(24, heap)
 
 

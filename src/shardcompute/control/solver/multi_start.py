@@ -27,10 +27,10 @@ from shardcompute.control.solver.space import (
 QUICK_STEPS = 60
 """Rounds of local search of a quick answer."""
 _TIMES = 2
-_SEEDS = 8
+_SEEDS = 6
 _IMPROVED = 2
 _PASSES = 2
-_FAST = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20)
+_FAST = (1, 2, 3, 4, 6, 8, 12, 16)
 _NO_LIMIT_S = 1e12
 _AROUND = np.geomspace(0.7, 3.0, 16)
 
@@ -91,11 +91,12 @@ def times_around(bound_s: float) -> Floats:
 
 def _starts(costs: OrderCosts, boxes: Sequence[Box], least: int, most: int | None) -> Iterator[_GrownRing]:
     space = costs.space
+    apart_s = float(np.median(costs.hops[:-1, :-1])) / 2
     for place, (bound_s, box) in enumerate(_promising(boxes)):
         limits = layer_limits(space, bound_s)
         machine_s = _machine_s(space, box)
         seeds = 0 if bound_s == _NO_LIMIT_S else _SEEDS // (1 + 2 * place)
-        for seed in [None, *_seeds(costs, limits, seeds)]:
+        for seed in [None, *_seeds(costs, limits, seeds, apart_s)]:
             order = grow_ring(costs, limits, machine_s, seed, least, most)
             if order is not None:
                 found = costs.judge(order, times_around(bound_s))
@@ -145,8 +146,8 @@ def _machine_s(space: SearchSpace, box: Box) -> float:
     return latency_s * objective.machine_cost / weight
 
 
-def _seeds(costs: OrderCosts, limits: Ints, most: int) -> list[int]:
-    """Machines that would be a good beginning: each of another neighbourhood."""
+def _seeds(costs: OrderCosts, limits: Ints, most: int, apart_s: float) -> list[int]:
+    """Machines that would be a good beginning, so far apart."""
     space = costs.space
     with np.errstate(divide="ignore", invalid="ignore"):
         prices = (space.overhead_s + costs.layer_s * limits + costs.hops[-1, :-1] / 2) / limits
@@ -154,11 +155,10 @@ def _seeds(costs: OrderCosts, limits: Ints, most: int) -> list[int]:
     seeds: list[int] = []
     far = np.full(space.count, np.inf)
     ranked = [int(i) for i in np.argsort(prices, kind="stable") if prices[i] < np.inf]
-    typical_s = float(np.median(costs.hops[:-1, :-1]))
     for each in ranked:
         if len(seeds) >= most:
             break
-        if far[each] >= typical_s / 2:
+        if far[each] >= apart_s:
             seeds.append(each)
             far = np.minimum(far, costs.hops[each, :-1])
     return seeds
