@@ -7,7 +7,6 @@ A 70B-shaped model of 80 layers. Machines are of three kinds (a laptop reads 12 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from math import hypot
@@ -54,10 +53,11 @@ def make_instance(machines: int, room: str, seed: int, policy: PlacementPolicy |
 def drift(request: Request, spread: float, seed: int) -> Request:
     """The same machines later: every link's time has changed by chance."""
     chance = random.Random(f"{spread} {seed}")
-    changed: Callable[[MeasuredLink], MeasuredLink] = lambda link: MeasuredLink(  # noqa: E731
-        link.a, link.b, link.rtt_s * chance.lognormvariate(0.0, spread), link.bytes_per_s
+    later = tuple(
+        MeasuredLink(link.a, link.b, link.rtt_s * chance.lognormvariate(0.0, spread), link.bytes_per_s)
+        for link in request.links
     )
-    return replace(request, links=tuple(changed(link) for link in request.links))
+    return replace(request, links=later)
 
 
 def _machine(number: int, mean_bytes: float, chance: random.Random) -> NodeCapacity:

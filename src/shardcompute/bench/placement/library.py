@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardcompute.control.solver.space import CountedOrder, Floats, OrderCosts, SearchSpace
+from shardcompute.control.solver.space import CountedOrder, Floats, Ints, OrderCosts, SearchSpace
 from shardcompute.control.solver.spanning import tree_edges
 
 Fingerprint = Callable[[SearchSpace], Floats]
@@ -67,5 +67,5 @@ class LayoutLibrary:
         return at, costs.judge(order, times_s)
 
 
-def _by_speed(space: SearchSpace) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _by_speed(space: SearchSpace) -> Ints:
     return np.asarray(np.lexsort((-space.room, space.seconds_per_byte)), np.int64)

@@ -23,14 +23,14 @@ class Hops:
         self, links: Iterable[MeasuredLink], driver: str, frame_bytes: int, policy: PlacementPolicy
     ) -> None:
         self._driver = driver
-        self._links = link_table(tuple(links)).by_pair
+        self._links = link_table(tuple(links))
         self._default = MeasuredLink("", "", policy.default_rtt_s, policy.default_bytes_per_s)
         self._frame_bytes = frame_bytes
         self._seconds: dict[tuple[str, str], float] = {}
         """A search asks for the same hops thousands of times."""
 
     def _link(self, a: str, b: str) -> MeasuredLink:
-        return self._links.get((a, b) if a < b else (b, a), self._default)
+        return self._links.find(a, b) or self._default
 
     def transfer_s(self, a: str, b: str) -> float:
         """How long a frame keeps the link busy."""

@@ -188,7 +188,7 @@ class OfferTable:
         model, sizes, policy = request.model, request.sizes, request.policy
         self._model = model
         self._machines = {offer.node: offer for offer in request.offers if not offer.ranks}
-        self._lines = link_table(request.links).by_pair
+        self._lines = link_table(request.links)
         self._unknown = MeasuredLink("", "", policy.default_rtt_s, policy.default_bytes_per_s)
         self._groups: dict[tuple[tuple[RankSeat, ...], Exchange], NodeCapacity | None] = {
             (offer.ranks, offer.exchange): offer for offer in request.offers if offer.ranks
@@ -213,7 +213,7 @@ class OfferTable:
 
     def line(self, a: str, b: str) -> MeasuredLink | None:
         """What was measured between two machines, if it is open."""
-        link = self._lines.get((a, b) if a < b else (b, a))
+        link = self._lines.find(a, b)
         return link if link is not None and link.is_open else None
 
     def group(self, seats: tuple[RankSeat, ...], exchange: Exchange) -> NodeCapacity | None:
@@ -285,8 +285,8 @@ class OfferTable:
 
     def _slowest_line(self, seats: Sequence[RankSeat]) -> MeasuredLink | None:
         """Between any two: at each exchange all wait for it. None where one is closed."""
-        pairs = combinations(sorted(seat.node for seat in seats), 2)
-        found = [self._lines.get(pair, self._unknown) for pair in pairs]
+        pairs = combinations([seat.node for seat in seats], 2)
+        found = [self._lines.find(*pair) or self._unknown for pair in pairs]
         if not all(link.is_open for link in found):
             return None
         return MeasuredLink(
