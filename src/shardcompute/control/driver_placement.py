@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import inf
 
@@ -70,15 +71,20 @@ def driver_placement_of(state: ClusterState, chain: Chain, now_s: float) -> Driv
     unrest, policy = chain.driver_unrest, state.placing
     # The first time no layout has been given up for another yet.
     is_free = unrest.moves == 0 or unrest.has_settled(policy, now_s)
-    return choose_driver_placement(
+    choose = partial(
+        choose_driver_placement,
         state,
         chain.nodes,
         state.models[chain.model],
-        compute_s=_compute_s(state, chain, now_s),
         current=chain.driver_host,
         avoided=chain.avoided,
         reluctance=unrest.factor(policy, now_s) if is_free else inf,
     )
+    # The longer a token is computed the more a place has to gain: one that does not pay without that never does.
+    stays = choose() if chain.driver_host == HOME else None
+    if stays is not None and stays.node == HOME:
+        return stays
+    return choose(compute_s=_compute_s(state, chain, now_s))
 
 
 def choose_driver_placement(

@@ -102,11 +102,12 @@ def which_move_pays(state: ClusterState, now_s: float) -> Event | None:
 
 def choose_target(state: ClusterState, chain: Chain, now_s: float) -> MoveTarget | None:
     """The layout to which a serving chain should move now."""
-    request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
-    if is_draining(state, chain):
-        return _relief(state, chain, request)
-    if not chain.unrest.has_settled(state.placing, now_s):
+    is_leaving = is_draining(state, chain)
+    if not is_leaving and not chain.unrest.has_settled(state.placing, now_s):
         return None
+    request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
+    if is_leaving:
+        return _relief(state, chain, request)
     if not set(chain.members) <= {offer.node for offer in request.offers}:
         return None
     best = _best_known(chain, request)

@@ -120,7 +120,8 @@ def _claims_of(state: ClusterState) -> dict[str, list[Claim]]:
 
 def trim_standbys(state: ClusterState) -> ClusterState:
     """Let go of standbys whose memory is needed for stages, later chains' first."""
-    free = {id: node.room_bytes - claimed_bytes(state, id) for id, node in state.nodes.items()}
+    holders = {node for chain in state.live_chains() for each in chain.standbys for node in each.members}
+    free = {id: state.nodes[id].room_bytes - claimed_bytes(state, id) for id in holders}
     for chain in state.live_chains():
         model = state.models[chain.model].model
         kept: list[Assignment] = []
