@@ -98,17 +98,17 @@ class Churn:
         effects = self.effects
         if effects is None or not machine.answers or machine.incarnation != life:
             return
-        peers = [
-            node.id
-            for node in self._coordinator.state.nodes.values()
-            if node.is_live and node.id != machine.id and self._machines[node.id].answers
-        ]
         count = self._scenario.network.probed_peers
-        if 0 <= count < len(peers):
-            peers = self._rng.sample(peers, count)
+        known = list(self._machines)
+        asked = known if count < 0 else self._rng.sample(known, min(count, len(known)))
+        peers = [id for id in asked if id != machine.id and self._is_there(id)]
         self._coordinator.books.messages["command"] += 1
         for peer in (HOME, *peers):
             effects.measure_link(machine.id, peer)
+
+    def _is_there(self, id: str) -> bool:
+        node = self._coordinator.state.nodes.get(id)
+        return node is not None and node.is_live and self._machines[id].answers
 
     def _report_speed(self, machine: SimulatedMachine, life: int) -> None:
         """What steps take in service, again and again."""

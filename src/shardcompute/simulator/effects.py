@@ -221,6 +221,9 @@ class CommandEffects:
         chain = state.chains.get(action.chain)
         if chain is None or chain.epoch != action.epoch:
             return
+        if not left:
+            self._tell(happened.LayoutFound(action.chain, action.epoch, (), self._agenda.now_s))
+            return
 
         def should_stop() -> bool:
             nonlocal left

@@ -155,7 +155,7 @@ class ControlTerms(_ScenarioTable, kw_only=True):
     served_every_s: Positive = 60.0
     """So often machines tell what steps take."""
     search_steps: Annotated[int, Meta(ge=0)] = 200
-    """How long a layout is searched for in the background."""
+    """How long a layout is searched for in the background; 0: not at all, and nothing is found."""
     health: HealthPolicy = HealthPolicy()
     placing: PlacementPolicy = PlacementPolicy()
 

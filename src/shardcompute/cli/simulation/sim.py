@@ -31,7 +31,7 @@ _SHOWN = (
     ("tokens doubled", "tokens_doubled"),
     ("machines failed", "machines_failed"),
     ("layouts changed", "reshaped"),
-    ("moves for gain", "moves_planned"),
+    ("moves planned", "moves_planned"),
     ("messages per machine and s", "messages_per_machine_and_s"),
     ("journal, bytes an hour", "journal_bytes_per_h"),
     ("state, bytes", "state_bytes"),
