@@ -14,7 +14,7 @@ import copy
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.matrix import Array
 from shardcompute.bench.codecs import cut_evenly
 from shardcompute.bench.report import Result, Say
 from shardcompute.core.errors import SourceError
@@ -135,11 +136,11 @@ def _open_stages(
     return stages
 
 
-def _always(credentials: Credentials) -> Any:
+def _always(credentials: Credentials) -> Callable[[], Credentials]:
     return lambda: credentials
 
 
-def _keeper(told: list[StageSigned]) -> Any:
+def _keeper(told: list[StageSigned]) -> Callable[[Peer, Message], None]:
     def keep(peer: Peer, message: Message) -> None:
         if isinstance(message, StageSigned):
             told.append(message)
@@ -172,8 +173,9 @@ def _step(
     part: SessionRows,
     openings: list[Opening],
 ) -> int:
-    codec, body, width, out = find_codec(bench.wire), memoryview(b""), 0, None
-    flowing = None
+    codec, body, width = find_codec(bench.wire), memoryview(b""), 0
+    out: Array | list[Picked] = []
+    flowing: Array | None = None
     for stage in stages:
         frame = StepFrame(
             _CHAIN, 1, number, [segment_of(part)], len(part.ids), width, codec.name if width else ""
@@ -260,7 +262,7 @@ def _costs(stages: Sequence[_BenchStage], receipt: Receipt, labels: dict[str, An
 
 def _mutate(receipt: Receipt, count: int, labels: dict[str, Any], say: Say) -> list[Result]:
     document = msgspec.json.decode(write_receipt(receipt))
-    places = list(_leaves(document, ()))
+    places = _leaves(document, ())
     rng = random.Random(17)
     started, refused, changed = time.perf_counter(), 0, 0
     verify_receipt(receipt, receipt.authority)
@@ -288,7 +290,7 @@ def _mutate(receipt: Receipt, count: int, labels: dict[str, Any], say: Say) -> l
     ]
 
 
-def _leaves(value: Any, path: tuple[Any, ...]) -> Any:
+def _leaves(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found = [leaf for key, each in items for leaf in _leaves(each, (*path, key))]
     return found or [path]
