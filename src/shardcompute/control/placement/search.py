@@ -2,9 +2,9 @@
 
 All orders of up to 5 machines are considered, so that the result is exact for the cuts that are weighed. Beyond that
 the solver's arrays are asked (`control.solver`): a lower bound says what no layout can exceed and where to look; up to
-6 machines, or 12 in a thorough search, layouts are solved exactly for several times of the slowest stage; of more
-machines rings are grown greedily from several beginnings and improved by local search, and in a thorough search by
-annealing.
+6 machines (more where layers are few), or 12 in a thorough search, layouts are solved exactly for several times of the
+slowest stage; of more machines rings are grown greedily from several beginnings and improved by local search, and in a
+thorough search by annealing.
 
 It may be ended at any time once something is found: the best so far is good, and more work makes it better. A quick
 search does only as much work as `QUICK_WORK`.
@@ -42,7 +42,8 @@ from shardcompute.control.solver.space import OrderCosts, SearchSpace
 from shardcompute.control.state import Assignment
 
 _ALL_ORDERS_LIMIT = 5
-_QUICK_EXACT_LIMIT = 6
+_QUICK_TABLE = 250_000
+"""Ways to come to entries of an exact table that a quick search may weigh: those of 6 machines and a hundred layers."""
 _BOUNDS = 5
 """How many compromises between the fastest slowest stage and the smallest sum are weighed."""
 QUICK_WORK = 350
@@ -148,7 +149,9 @@ class Search:
 
     def _solve(self) -> None:
         """By the solver, on arrays."""
-        is_few = len(self._offers) <= (_QUICK_EXACT_LIMIT if self._is_quick else EXACT_LIMIT)
+        count, layers = len(self._offers), self._request.sizes.layer_count
+        is_quickly_done = 2**count * count**2 * (layers + 1) <= _QUICK_TABLE
+        is_few = is_quickly_done if self._is_quick else count <= EXACT_LIMIT
         if is_few:
             self._solve_exactly()
         if not is_few or self.best is None or self._is_quick:

@@ -31,8 +31,11 @@ _SEEDS = 6
 _IMPROVED = 2
 _PASSES = 2
 _FAST = (1, 2, 3, 4, 6, 8, 12, 16)
+_FULL_BOXES = 8
+_THROUGHPUT_ALONE = 0.01
 _NO_LIMIT_S = 1e12
 _AROUND = np.geomspace(0.7, 3.0, 16)
+_ABOVE = np.geomspace(1.0, 1.3, 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ def search_orders(
     costs = OrderCosts(space)
     search = LocalSearch(costs, least, most, lambda: search.steps >= steps or should_stop())
     grown = [*_starts(costs, boxes, least, most), *_fast_starts(costs, search, least, most)]
+    if space.objective.latency_weight < _THROUGHPUT_ALONE:
+        grown += _fullest_starts(costs, boxes, search)
     starts = sorted(grown, key=lambda each: (each.found.cost, each.found.order))
     found = {each.found.order: each.found for each in starts[:1]}
     seen: set[tuple[int, ...]] = set()
@@ -116,6 +121,23 @@ def _fast_starts(
         if costs.room[fast[:count]].sum() < space.layers:
             continue
         found = costs.judge(search.shorten(fast[:count]), times_around(_fluid_s(space, fast[:count])))
+        if found.cost < np.inf:
+            yield _GrownRing(found, found.bottleneck_s, layer_limits(space, found.bottleneck_s))
+
+
+def _fullest_starts(costs: OrderCosts, boxes: Sequence[Box], search: LocalSearch) -> Iterator[_GrownRing]:
+    """Where only many streams count, the way round the ring does not: those that compute most in a box's time."""
+    space = costs.space
+    for box in boxes[:_FULL_BOXES]:
+        limits = layer_limits(space, box.slow_s)
+        fullest = np.argsort(-limits, kind="stable")[: box.most]
+        last = int(
+            fullest[np.argmin(costs.head_s[fullest] + np.where(costs.last_room[fullest] > 0, 0.0, np.inf))]
+        )
+        others = [int(i) for i in fullest if i != last and limits[i] > 0]
+        others.sort(key=lambda i: -int(costs.first_room[i]))
+        order = [*others[:1], *search.shorten(others[1:]), last] if others else [last]
+        found = costs.judge(order, box.slow_s * _ABOVE)
         if found.cost < np.inf:
             yield _GrownRing(found, found.bottleneck_s, layer_limits(space, found.bottleneck_s))
 
