@@ -42,7 +42,9 @@ def _operation(
     ]
     body = operation.get("requestBody")
     if body is not None:
-        rows += _fields(body["content"]["application/json"]["schema"], schemas)
+        for kind, content in body["content"].items():
+            is_json = kind == "application/json"
+            rows += _fields(content["schema"], schemas) if is_json else [("the body", f"`{kind}`", "")]
     if rows:
         yield _table(("field", "type", "default"), rows)
     answers = operation["responses"]["200"]["content"]

@@ -41,8 +41,8 @@ def _plot_validation(pairs: Sequence[Compared], path: Path) -> Path:
     figure = Figure(figsize=(5.5, 5), layout="constrained")
     axes = figure.subplots()
     for name in dict.fromkeys(each.figure for each in pairs):
-        found = [each for each in pairs if each.figure == name and each.predicted]
-        axes.scatter([e.measured for e in found], [e.predicted for e in found], s=18, label=name)
+        found = [(each.measured, each.predicted) for each in pairs if each.figure == name and each.predicted]
+        axes.scatter([measured for measured, _ in found], [told for _, told in found], s=18, label=name)
     low, high = min(each.measured for each in pairs), max(each.measured for each in pairs)
     ends = [low / 2, high * 2]
     axes.plot(ends, ends, color="black", linewidth=0.8)

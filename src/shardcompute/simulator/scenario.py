@@ -30,7 +30,7 @@ class _ScenarioTable(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file: a field that nobody knows is an error."""
 
 
-class ModelTerms(_ScenarioTable, kw_only=True):
+class ModelTerms(_ScenarioTable, frozen=True, kw_only=True):
     """The model that is served, by its sizes."""
 
     name: str = "model"
@@ -45,7 +45,7 @@ class ModelTerms(_ScenarioTable, kw_only=True):
     chains: Count = 1
 
 
-class Day(_ScenarioTable, kw_only=True):
+class Day(_ScenarioTable, frozen=True, kw_only=True):
     """Owners use their machines at some hours, and let them work at the others."""
 
     length_s: Positive = 86_400.0
@@ -58,7 +58,7 @@ class Day(_ScenarioTable, kw_only=True):
     """So long after it was asked to rest a machine works on, for others to take over."""
 
 
-class MachineTerms(_ScenarioTable, kw_only=True):
+class MachineTerms(_ScenarioTable, frozen=True, kw_only=True):
     """Machines of one kind."""
 
     count: Count = 1
@@ -87,7 +87,7 @@ class MachineTerms(_ScenarioTable, kw_only=True):
     day: Day | None = None
 
 
-class NetworkTerms(_ScenarioTable, kw_only=True):
+class NetworkTerms(_ScenarioTable, frozen=True, kw_only=True):
     regions: tuple[str, ...] = ()
     rtt_ms: tuple[tuple[float, ...], ...] = ()
     """Between regions; without regions the machines' own part is all."""
@@ -100,7 +100,7 @@ class NetworkTerms(_ScenarioTable, kw_only=True):
     """Whom a machine that joins measures its links to, besides the coordinator; -1: everybody, as workers do."""
 
 
-class LoadTerms(_ScenarioTable, kw_only=True):
+class LoadTerms(_ScenarioTable, frozen=True, kw_only=True):
     """Who asks: `streams` clients, each with its next request as soon as it has its answer, or `per_s` requests."""
 
     streams: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
@@ -117,7 +117,7 @@ class LoadTerms(_ScenarioTable, kw_only=True):
     """So long a client waits for its next token."""
 
 
-class DriverTerms(_ScenarioTable, kw_only=True):
+class DriverTerms(_ScenarioTable, frozen=True, kw_only=True):
     max_sessions: Count = 64
     chunk_rows: Count = 512
     shared_rows: Count = 64
@@ -133,7 +133,7 @@ class DriverTerms(_ScenarioTable, kw_only=True):
     """From a client to the driver and back, once for each request."""
 
 
-class ControlTerms(_ScenarioTable, kw_only=True):
+class ControlTerms(_ScenarioTable, frozen=True, kw_only=True):
     turn_s: Seconds = 0.0
     """How long one turn of the coordinator takes at least: what happens meanwhile waits."""
     tick_s: Positive = 0.1
@@ -160,7 +160,7 @@ class ControlTerms(_ScenarioTable, kw_only=True):
     placing: PlacementPolicy = PlacementPolicy()
 
 
-class PlannedFault(_ScenarioTable, kw_only=True):
+class PlannedFault(_ScenarioTable, frozen=True, kw_only=True):
     """Something that happens at a stated time: to a machine by its number, or to a stage of the first chain. A machine
     that is killed, silent or has left comes back after `lasts_s`."""
 
@@ -173,7 +173,7 @@ class PlannedFault(_ScenarioTable, kw_only=True):
     lasts_s: Positive = 1e8
 
 
-class Comparison(_ScenarioTable, kw_only=True):
+class Comparison(_ScenarioTable, frozen=True, kw_only=True):
     """A figure of the outcome beside one that was measured."""
 
     figure: str
@@ -188,7 +188,7 @@ class Comparison(_ScenarioTable, kw_only=True):
     remark: str = ""
 
 
-class Scenario(_ScenarioTable, kw_only=True):
+class Scenario(_ScenarioTable, frozen=True, kw_only=True):
     name: str
     description: str = ""
     seed: int = 1

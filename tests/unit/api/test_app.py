@@ -248,6 +248,7 @@ def test_openapi_describes_every_route(app: Any, service: Any, call: Any) -> Non
         "/v1/responses/{response_id}",
         "/v1/messages",
         "/v1/messages/count_tokens",
+        "/v1/receipts/{receipt_id}",
         *(f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "tags", "ps", "version")),
         *(f"/api/{name}" for name in ("show", "pull", "create", "copy", "push", "delete")),
     }

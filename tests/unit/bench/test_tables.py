@@ -71,6 +71,7 @@ NEWER = {
     "speedup_high": 2.34,
     "speedup_unlooped": 1.67,
     "loop_share": 0.1,
+    "acceptance_by_position": [0.75, 1.0, 0.5],
 }
 """What the runs that are kept were not asked for yet."""
 

@@ -39,7 +39,10 @@ _MOST_TOKENS = 1 << 16
 _BYTES = "application/octet-stream"
 _ERRORS = (400, 403, 404, 413, 415)
 Result = TypeVar("Result")
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=_MOST_TOKENS)]
+Ids = Annotated[
+    list[Annotated[int, Field(ge=0, lt=1 << 31)]],
+    Field(fail_fast=True, min_length=1, max_length=_MOST_TOKENS),
+]
 
 
 class TensorRequest(ClusterRequest):
@@ -55,7 +58,7 @@ class SpeechRequest(ClusterRequest):
 
     prompt: Ids
     max_tokens: int = Field(ge=1, le=_MOST_TOKENS)
-    stop_ids: list[int] = Field([], max_length=1024)
+    stop_ids: list[int] = Field([], fail_fast=True, max_length=1024)
     temperature: float = Field(0.0, ge=0.0, le=2.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     seed: int = Field(0, ge=0, lt=1 << 63)

@@ -30,9 +30,9 @@ from shardcompute.bench.wan.prompts import read_prompts, sample_prompts
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Sampling
-from shardcompute.models.draft_head import decode_draft_head
+from shardcompute.models.draft_head import DRAFT_HEAD, decode_draft_head
 from shardcompute.models.spec import whole
-from shardcompute.node.weights.draft_heads import DRAFT_HEAD, draft_head_attachments
+from shardcompute.node.weights.draft_heads import draft_head_attachments
 from shardcompute.runtime.shard import DRAFT_HEAD_ROWS, build_draft_network, open_shard
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.resolve import ModelFiles

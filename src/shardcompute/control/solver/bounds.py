@@ -305,7 +305,7 @@ def _last_room(space: SearchSpace) -> Floats:
         ending = space.layers - space.last_from
         return np.where(space.fits_whole, space.layers, ending).astype(np.float64)
     ending_work = space.work_before[-1] - space.work_before[space.last_from]
-    return np.where(space.fits_whole, space.work_before[-1], ending_work)
+    return np.asarray(np.where(space.fits_whole, space.work_before[-1], ending_work), np.float64)
 
 
 def _half_hops(space: SearchSpace) -> Floats:

@@ -76,7 +76,8 @@ class LayoutTable:
         """Where a stage begins at the earliest that ends at each stop."""
         work = self._space.work_before
         by_time = np.searchsorted(work, work[stops] - self._limits[machine], "left")
-        return np.maximum(by_time, np.searchsorted(self._space.reach[machine], stops, "left"))
+        by_room = np.searchsorted(self._space.reach[machine], stops, "left")
+        return np.asarray(np.maximum(by_time, by_room), np.int64)
 
     def best(self, least: int = 1, most: int | None = None) -> list[ExactLayout]:
         """The shortest layout of every number of machines for which there is one."""

@@ -40,4 +40,4 @@ def _find_right(net: StudentNet, batch: SequenceBatch, frozen: FrozenWeights) ->
     is_right = (torch.cat(best).view(batch.tokens.shape) == batch.following) & batch.is_there
     # Behind row r its successor is picked already: what is drafted first follows that.
     drafted = [functional.pad(is_right[:, step:], (0, step)) for step in range(1, DRAFTED + 1)]
-    return torch.stack(drafted, dim=-1)[greedy_rows(batch)].cpu().numpy()
+    return np.asarray(torch.stack(drafted, dim=-1)[greedy_rows(batch)].cpu().numpy(), np.bool_)
