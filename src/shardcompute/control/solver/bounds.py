@@ -303,7 +303,7 @@ def _last_room(space: SearchSpace) -> Floats:
     """What a machine computes at most besides the head."""
     if space.is_uniform:
         ending = space.layers - space.last_from
-        return np.where(space.fits_whole, space.layers, ending).astype(np.float64)
+        return np.asarray(np.where(space.fits_whole, space.layers, ending), np.float64)
     ending_work = space.work_before[-1] - space.work_before[space.last_from]
     return np.asarray(np.where(space.fits_whole, space.work_before[-1], ending_work), np.float64)
 

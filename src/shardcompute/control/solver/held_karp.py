@@ -76,8 +76,8 @@ class LayoutTable:
         """Where a stage begins at the earliest that ends at each stop."""
         work = self._space.work_before
         by_time = np.searchsorted(work, work[stops] - self._limits[machine], "left")
-        by_room = np.searchsorted(self._space.reach[machine], stops, "left")
-        return np.asarray(np.maximum(by_time, by_room), np.int64)
+        by_memory = np.searchsorted(self._space.reach[machine], stops, "left")
+        return np.asarray(np.maximum(by_time, by_memory), np.int64)
 
     def best(self, least: int = 1, most: int | None = None) -> list[ExactLayout]:
         """The shortest layout of every number of machines for which there is one."""

@@ -51,7 +51,7 @@ class SiteCharges:
         self.fixed = self._summed()
 
     def _summed(self) -> Floats:
-        fixed: Floats = self._base.copy()
+        fixed: Floats = np.array(self._base, np.float64)
         for group, charge, shares in zip(self._groups, self._charges, self._shares, strict=True):
             fixed[group] += charge * shares
         return fixed
