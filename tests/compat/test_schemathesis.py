@@ -46,6 +46,7 @@ GETS = [
     *("GET /v1/models", "GET /v1/models/{model}", "GET /health", "GET /version", "GET /metrics"),
     *("GET /tokenizer_info", "GET /api/tags", "GET /api/ps", "GET /api/version"),
     *("GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
+    "GET /v1/receipts/{receipt_id}",
 ]
 POSTS = [
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"),
