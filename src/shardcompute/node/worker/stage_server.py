@@ -480,6 +480,9 @@ class StageServer:
             is_stale = frame.epoch < self._fences.get(frame.chain, 0)
         if slot is None or is_stale or frame.epoch != slot.route.epoch:
             return None
+        if slot.ranks is not None and slot.ranks.has_ended:
+            # It may go on from what a step was to pick that fell with the group. All comes again in the next epoch.
+            return None
         if not slot.route.hears(arrived.sender, sessions_in(frame), is_replay=frame.replay):
             self._limited_log.warning(
                 arrived.sender,

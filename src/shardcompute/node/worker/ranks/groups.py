@@ -58,6 +58,11 @@ class RankMeeting:
     """The node because of which the group failed."""
 
     @property
+    def has_ended(self) -> bool:
+        """Whether nothing more can be computed by this group: its epoch is over, or it has failed."""
+        return self.over.is_set() or bool(self.blamed)
+
+    @property
     def chain(self) -> str:
         return self.place[0]
 
