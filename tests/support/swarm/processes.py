@@ -129,8 +129,8 @@ class Swarm:
         [found] = [child for child in self.started.children() if name in child.cmdline()]
         return found
 
-    def wait_until(self, is_so: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+    def wait_until(self, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+        deadline = time.monotonic() + patience_s
         while not is_so():
             assert time.monotonic() < deadline, self.state()
             time.sleep(0.1)
