@@ -76,14 +76,24 @@ class DeviceSource:
             "mlp.up": (spec.intermediate, spec.hidden),
             "mlp.down": (spec.hidden, spec.intermediate),
         }
+        if spec.experts is not None:
+            inner = spec.experts.intermediate
+            self._shapes |= {
+                "mlp.router": (spec.experts.count, spec.hidden),
+                "experts.gate": (inner, spec.hidden),
+                "experts.up": (inner, spec.hidden),
+                "experts.down": (spec.hidden, inner),
+            }
         self._hidden = spec.hidden
         self._dtype = dtype
         self._chance = torch.Generator(device)
         self._chance.manual_seed(1)
 
     def matrix(self, name: str, layer: int | None = None) -> Matrix:
+        if name.startswith("experts."):  # of any number
+            name = "experts." + name.rsplit(".", 1)[1]
         shape = self._shapes[name]
-        if self._bits < 16 and name != "embedding":
+        if self._bits < 16 and name not in ("embedding", "mlp.router"):
             if name not in self._blocks:
                 self._blocks[name] = _random_blocks(shape, self._bits)
             return self._blocks[name]
@@ -210,13 +220,14 @@ def _make_arms(spec: ModelSpec, device: torch.device) -> Arms:
     }
 
 
-def _ids(segments: Sequence[Segment]) -> torch.Tensor:
+def row_ids(segments: Sequence[Segment]) -> torch.Tensor:
+    """A token for each row, by its session and position."""
     rows = [(s.session * 1009 + i * 37) % 32000 for s in segments for i in range(s.start, s.stop)]
     return torch.tensor(rows)
 
 
 def _run(executor: TorchExecutor, segments: Sequence[Segment]) -> torch.Tensor:
-    return executor.step_tensor(segments, _ids(segments))
+    return executor.step_tensor(segments, row_ids(segments))
 
 
 def _pick(executor: TorchExecutor, segments: Sequence[Segment], ids: Array) -> None:
@@ -249,18 +260,18 @@ def _measure_decode(
 ) -> None:
     """Writing at the same position again truncates, so every step costs the same."""
     segments = [Segment(session, context, 1, 1) for session in range(batch)]
-    ids = _ids(segments)
+    ids = row_ids(segments)
     host_ids = ids.numpy()
     for executor in arms.values():
-        _time(partial(executor.step_tensor, segments, ids), 2)
+        seconds_per_call(partial(executor.step_tensor, segments, ids), 2)
     times: dict[str, list[float]] = {name: [] for name in arms}
     walls: dict[str, list[float]] = {name: [] for name in ("graph", "int8", "int4")}
     for _ in range(rounds):
         for name, executor in arms.items():
             count = steps if name != "eager" else max(steps // 4, 1)
-            times[name].append(_time(partial(executor.step_tensor, segments, ids), count))
+            times[name].append(seconds_per_call(partial(executor.step_tensor, segments, ids), count))
         for name, taken in walls.items():
-            taken.append(_time(partial(_pick, arms[name], segments, host_ids), steps))
+            taken.append(seconds_per_call(partial(_pick, arms[name], segments, host_ids), steps))
     kv_bytes = batch * (context + 1) * spec.layer_count * 4 * spec.kv_heads * spec.head_dim
     for name, taken in times.items():
         moved = count_weight_bytes(spec, {"int8": 8, "int4": 4}.get(name, 16)) + kv_bytes
@@ -279,7 +290,7 @@ def _measure_prefill(arms: Arms, length: int, rounds: int, note: Callable[..., N
     times: dict[str, list[float]] = {"graph": [], "library": [], "int8": [], "int4": []}
     for _ in range(rounds + 1):
         for name, taken in times.items():
-            taken.append(_time(partial(_run, arms[name], segments), 2))
+            taken.append(seconds_per_call(partial(_run, arms[name], segments), 2))
     for name, taken in times.items():
         note("prefill_tokens", length / statistics.median(taken[1:]), "1/s", arm=name, prompt=length)
 
@@ -331,7 +342,7 @@ def _check_verification(executor: TorchExecutor, note: Callable[..., None]) -> N
 
 def _check_pieces(executor: TorchExecutor, note: Callable[..., None], length: int = 1500) -> None:
     """Logits of a prompt in one step, in pieces of any size, and beside another prompt, bit by bit."""
-    ids = _ids([Segment(0, 0, length, 1)])
+    ids = row_ids([Segment(0, 0, length, 1)])
     whole_prompt = executor.step_tensor([Segment(0, 0, length, 1)], ids).clone()
     for size in (65, 100, 129, 257, 500, 1000, 1499):
         for start in range(0, length, size):
@@ -340,14 +351,14 @@ def _check_pieces(executor: TorchExecutor, note: Callable[..., None], length: in
         note("prompts_equal_in_any_pieces", float(torch.equal(logits, whole_prompt)), "1 = yes", rows=size)
     for count in (1, 70, 500):
         other = Segment(1, 0, count, 1)
-        logits = executor.step_tensor([other, Segment(0, 0, length, 1)], torch.cat([_ids([other]), ids]))
+        logits = executor.step_tensor([other, Segment(0, 0, length, 1)], torch.cat([row_ids([other]), ids]))
         equal = torch.equal(logits[1:], whole_prompt)
         note("prompts_equal_beside_others", float(equal), "1 = yes", rows=count)
         executor.close_session(1)
     executor.close_session(0)
 
 
-def _time(work: Callable[[], Any], count: int) -> float:
+def seconds_per_call(work: Callable[[], Any], count: int) -> float:
     """Seconds per call."""
     torch.cuda.synchronize()
     start = time.perf_counter()

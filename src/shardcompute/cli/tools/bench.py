@@ -359,6 +359,9 @@ def placement(
 def gpu(
     layers: Annotated[int, typer.Option(min=1, help="Layers of the 8B-shaped model.")] = 32,
     rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 5,
+    experts: Annotated[
+        bool, typer.Option("--experts", help="Instead: layers of Qwen3-30B-A3B and Mixtral 8x7B.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """How near decoding on a CUDA device comes to its memory's bandwidth."""
@@ -373,7 +376,8 @@ def gpu(
     if not torch.cuda.is_available():
         raise BackendError("there is no CUDA device here", hint="run it on a machine with an NVIDIA GPU")
     from shardcompute.bench.gpu import run_gpu_bench
+    from shardcompute.bench.gpu_experts import run_expert_bench
 
-    outcome = run_gpu_bench(layers=layers, rounds=rounds)
+    outcome = run_expert_bench(rounds=rounds) if experts else run_gpu_bench(layers=layers, rounds=rounds)
     if json_file is not None:
         json_file.write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
