@@ -2,12 +2,13 @@
 
 A last stage that has a model's draft head shows it every row that it has computed (`remember`), and drafts on from the
 last row that counts: one step of the network for each token, for all sessions of a frame together. Drafts go back to
-the driver along with the picks, and come round again in the next frame.
+the driver along with the picks, and come round again in the next frame. Each drafted token is chosen from what the
+network holds likely and what the session's own text went on with, mixed (`decoding.copy_mixture`).
 
 The network's own keys and values are a session's memory. They follow the stage's: rows that are computed again are
 written again, sessions that share a prefix share its memory, and drafted rows are overwritten by what comes true.
 Whatever is missing of it only makes drafts worse: rows that were not shown are left out, and where memory is short the
-session that was quiet longest begins anew.
+session that was quiet longest begins anew. The tokens to copy from are the tail's; of them only an index is kept.
 """
 
 from __future__ import annotations
@@ -23,20 +24,25 @@ from shardcompute.backends.matrix import Array, Float32, StoredRows
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import CapacityError, RowGapError, ShardComputeError
 from shardcompute.core.steps import Draft, Picked, SessionRows
-from shardcompute.decoding.drafting import grade_of, likelihood_of
+from shardcompute.decoding.copy_mixture import CopiedText, MixedLogits
+from shardcompute.decoding.drafting import grade_of
 from shardcompute.runtime.tail import Tail
 
 _GRADE_BOUNDS = (0.35, 0.6, 0.85)
 """Of the likelihood of the first token; from each on, the grade is one higher."""
+_DRAWN_LEAST, _DRAWN_MORE = 0.3, 0.62
+"""How often a drafted token is right that was drawn with the noise of the real draw: so often where it was nearly
+impossible, so much more often where it was certain, by the square of its likelihood. Measured at temperature 0.8."""
 _WAITING_ROWS = 32
 """So many rows of a session may wait for the next draft, whose first step takes them along."""
+_INDEXED_TOKENS = 1 << 17
+"""So many tokens of all sessions are indexed, at some hundred bytes each; those of the session at work in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadDraftLimits:
     """`most` tokens for a session at a time, for `max_rows` sessions; the network takes `step_rows` at once. A token
-    with which the whole draft is less likely than `confidence` to be right, in the network's own eyes, is not sent
-    any more."""
+    with which the whole draft is less likely than `confidence` to be right is not sent any more."""
 
     context_length: int
     max_rows: int = 64
@@ -112,9 +118,12 @@ class _SessionMemory:
 
 @dataclass(slots=True)
 class _Growth:
-    """The draft of one session: the token behind the last of `ids` is drafted from `logits`."""
+    """The draft of one session: the next token is to stand behind the one at `position`, the last of `ids` or, where
+    there are none yet, the one that was picked (`picked`)."""
 
     part: SessionRows
+    text: CopiedText
+    picked: int
     position: int
     token: int
     most: int
@@ -160,6 +169,8 @@ class HeadDrafter:
         self._vocab_size = vocab_size
         self._memories: dict[int, _SessionMemory] = {}
         """In the order in which they were last used."""
+        self._texts: dict[int, CopiedText] = {}
+        """Likewise; those that were drafted for."""
 
     def remember(self, work: Sequence[SessionRows], picked: Sequence[Picked], states: Array) -> None:
         """Take what a step has computed: the final `states` of all its rows, and a pick for each logit row."""
@@ -168,6 +179,9 @@ class HeadDrafter:
             chosen = picked[picks : picks + part.logit_rows]
             memory = self._memories.pop(part.session, None) or _SessionMemory()
             self._memories[part.session] = memory
+            if part.start < len(self._texts.get(part.session, ())):
+                # What was indexed from there on is taken back.
+                del self._texts[part.session]
             true = _true_rows(part, chosen)
             following = None if part.targets or not chosen else chosen[true - _given(part)].choice.id
             memory.take(part.start, part.ids[0], states[row : row + true], part.ids[1:true], following)
@@ -179,7 +193,7 @@ class HeadDrafter:
     def draft(self, work: Sequence[SessionRows], tail: Tail) -> list[Draft]:
         """Drafts for the work that asks for some, behind what was remembered of it last. The tail is asked to pick
         drafted tokens too, and then knows what it knew before."""
-        growing = self._begin(work)
+        growing = self._begin(work, tail)
         grown: list[_Growth] = growing
         jobs = [self._waiting_job(each.part.session, wants_logits=True) for each in growing]
         while growing:
@@ -212,6 +226,7 @@ class HeadDrafter:
 
     def close_session(self, session: int) -> None:
         self._memories.pop(session, None)
+        self._texts.pop(session, None)
         self._network.close_session(session)
 
     def sessions(self) -> list[int]:
@@ -220,6 +235,7 @@ class HeadDrafter:
 
     def close(self) -> None:
         self._memories.clear()
+        self._texts.clear()
         self._network.close()
         self._embedding.close()
 
@@ -316,7 +332,7 @@ class HeadDrafter:
 
     # Drafting
 
-    def _begin(self, work: Sequence[SessionRows]) -> list[_Growth]:
+    def _begin(self, work: Sequence[SessionRows], tail: Tail) -> list[_Growth]:
         begun: list[_Growth] = []
         for part in work:
             memory = self._memories.get(part.session)
@@ -328,14 +344,33 @@ class HeadDrafter:
             position = last.position + 1
             most = min(part.head_draft_tokens, self._limits.most, self._limits.context_length - position - 1)
             if most > 0:
-                begun.append(_Growth(part, position, last.token, most))
+                text = self._text(part.session, tail.tokens(part.session, position))
+                begun.append(_Growth(part, text, last.token, position, last.token, most))
         return begun
+
+    def _text(self, session: int, known: Sequence[int]) -> CopiedText:
+        """What can be copied behind these tokens and the one that was picked."""
+        text = self._texts.pop(session, None) or CopiedText()
+        self._texts[session] = text
+        text.follow(known)
+        indexed = sum(map(len, self._texts.values()))
+        while indexed > _INDEXED_TOKENS and len(self._texts) > 1:
+            indexed -= len(self._texts.pop(next(iter(self._texts))))
+        return text
 
     def _grow(self, growth: _Growth, logits: Float32, tail: Tail) -> bool:
         """One more token, unless there is none worth sending."""
-        token = self._pick(growth, logits, tail)
-        likelihood = growth.likelihood * self._likelihood(logits, token)
-        if token is None or likelihood < self._limits.confidence:
+        assumed = (growth.picked, *growth.ids)
+        copied = growth.text.guess(assumed)
+        temperature = tail.temperature(growth.part.session)
+        mixed = MixedLogits(logits, self._ids, self._places, copied, temperature)
+        if copied is not None:
+            growth.text.contest(assumed, copied.token, mixed.invented)
+        token = self._pick(growth, mixed, tail)
+        if token is None:
+            return False
+        likelihood = growth.likelihood * _held_chance(mixed.likelihood(token), temperature)
+        if likelihood < self._limits.confidence:
             return False
         growth.first = growth.first or likelihood
         growth.likelihood = likelihood
@@ -343,22 +378,21 @@ class HeadDrafter:
         growth.position, growth.token = growth.position + 1, token
         return True
 
-    def _pick(self, growth: _Growth, logits: Float32, tail: Tail) -> int | None:
+    def _pick(self, growth: _Growth, mixed: MixedLogits, tail: Tail) -> int | None:
         """What would be picked from these logits; None where nothing known is allowed."""
         if tail.takes_best(growth.part.session):
-            return int(self._ids[np.argmax(logits)])
-        # Tokens that are not known cannot be drafted.
-        spread = np.full((1, self._vocab_size), -np.inf, dtype=np.float32)
-        spread[0, self._ids] = logits
+            return mixed.best()
+        work = SessionRows(growth.part.session, growth.position, (growth.token,), 1)
         try:
-            work = SessionRows(growth.part.session, growth.position, (growth.token,), 1)
-            return tail.pick([work], spread)[0].choice.id
+            return tail.pick([work], mixed.spread(self._vocab_size)[None])[0].choice.id
         except ShardComputeError:
             return None
 
-    def _likelihood(self, logits: Float32, token: int | None) -> float:
-        place = -1 if token is None else int(self._places[token])
-        return 0.0 if place < 0 else likelihood_of(place, logits)
+
+def _held_chance(likelihood: float, temperature: float) -> float:
+    """How likely a drafted token of this likelihood is to be right. The draft is drawn with the noise that the token is
+    drawn with: where that favours an unlikely token, it does so in both, and both agree far more often than not."""
+    return likelihood if temperature == 0.0 else _DRAWN_LEAST + _DRAWN_MORE * likelihood**2
 
 
 def _copied(state: Array) -> Float32:

@@ -128,6 +128,14 @@ class Tail:
         """Whether the tokens of a session are those of the best logits, whatever came before."""
         return pick_rule(self._session(session).sampling, 0) == BEST
 
+    def temperature(self, session: int) -> float:
+        """At which a session's tokens are drawn."""
+        return self._session(session).sampling.temperature
+
+    def tokens(self, session: int, length: int) -> list[int]:
+        """The first `length` tokens of a session, or as many as are known."""
+        return self._session(session).tokens[:length]
+
     def follow(self, part: SessionRows) -> None:
         """Remember these tokens and pick none."""
         self._session(part.session).take(part)

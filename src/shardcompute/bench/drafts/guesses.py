@@ -17,6 +17,7 @@ from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling
 from shardcompute.core.steps import Opening
 from shardcompute.decoding import TokenHistory, build_sampler
+from shardcompute.decoding.copy_mixture import CopiedText, MixedLogits
 from shardcompute.decoding.drafting import likelihood_of
 from shardcompute.decoding.ngram import NgramDrafter
 
@@ -47,13 +48,15 @@ class Guess:
 @dataclass(frozen=True, slots=True)
 class GuessedAnswer:
     """The tokens of an answer and, behind each of them but the last, what was guessed; and what the text before would
-    go on with, copied from where it went on once already (None: nowhere)."""
+    go on with, copied from where it went on once already (None: nowhere). `mixed` are the drafts of a last stage, which
+    mixes the two, however unlikely they become."""
 
     category: str
     text: str
     tokens: tuple[int, ...]
     guesses: tuple[tuple[Guess, ...], ...]
     copied: tuple[int | None, ...] = ()
+    mixed: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +103,37 @@ class AnswerGuesser:
         self._model = model
         self._network = network
         self._sample = build_sampler(sampling)
+        self._temperature = sampling.temperature
         self._vocab_size = vocab_size
 
     def guess(
         self, prompt: Sequence[int], most: int, ends: Collection[int]
-    ) -> tuple[tuple[int, ...], tuple[tuple[Guess, ...], ...]]:
-        """The tokens of an answer of at most so many, and what was guessed behind each but the last."""
+    ) -> tuple[tuple[int, ...], tuple[tuple[Guess, ...], ...], tuple[tuple[int, ...], ...]]:
+        """The tokens of an answer of at most so many, and what was guessed and drafted behind each but the last."""
         tokens, states = self._answer(prompt, most, ends)
         known = [*prompt, *tokens]
         for start in range(0, len(prompt) - 1, _STEP_ROWS):
             stop = min(start + _STEP_ROWS, len(prompt) - 1)
             self._network.step(start, known[start + 1 : stop + 1], states[start:stop])
-        guesses = [
-            tuple(self._guess_behind(row, known[row + 1], states[row]))
-            for row in range(len(prompt) - 1, len(known) - 2)
-        ]
+        text, guesses, mixed = CopiedText(), list[tuple[Guess, ...]](), list[tuple[int, ...]]()
+        for row in range(len(prompt) - 1, len(known) - 2):
+            guesses.append(tuple(self._guess_behind(row, known[row + 1], states[row])))
+            text.follow(known[: row + 1])
+            mixed.append(self._draft_mixed(row, known[row + 1], states[row], text))
         self._network.executor.close_session(_SESSION)
-        return tokens, tuple(guesses)
+        return tokens, tuple(guesses), tuple(mixed)
+
+    def _draft_mixed(self, row: int, token: int, state: Float32, text: CopiedText) -> tuple[int, ...]:
+        """As a last stage drafts behind a true row and the token that follows it."""
+        assumed = [token]
+        for depth in range(DRAFTED):
+            logits, state = self._network.step(row + depth, assumed[-1:], [state])
+            copied = text.guess(assumed)
+            mixed = MixedLogits(logits, self._network.ids, self._network.places, copied, self._temperature)
+            if copied is not None:
+                text.contest(assumed, copied.token, mixed.invented)
+            assumed.append(self._sample(mixed.spread(self._vocab_size), _NO_HISTORY, row + 2 + depth).id)
+        return tuple(assumed[1:])
 
     def _answer(
         self, prompt: Sequence[int], most: int, ends: Collection[int]

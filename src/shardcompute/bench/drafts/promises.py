@@ -184,6 +184,44 @@ def copied_shares(answers: Sequence[GuessedAnswer]) -> tuple[float, float]:
     return offered / max(counted, 1), right / max(offered, 1)
 
 
+def drafts_of(answer: GuessedAnswer) -> tuple[tuple[int, ...], ...]:
+    """What the head alone drafts behind each token of an answer but the last."""
+    return tuple(
+        max((guess.path for guess in guesses if guess.is_drafted), key=len) for guesses in answer.guesses
+    )
+
+
+def held_shares(
+    drafts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]], depth: int
+) -> tuple[int, float]:
+    """Of answers (their tokens, and a draft behind each but the last): how many drafts held as far as this position and
+    the answer went on, and how often that position was right then."""
+    counted = right = 0
+    for tokens, behind in drafts:
+        for at, draft in enumerate(behind):
+            following = tokens[at + 1 : at + 2 + depth]
+            if len(following) == depth + 1 and draft[:depth] == following[:depth]:
+                counted += 1
+                right += draft[depth] == following[depth]
+    return counted, right / max(counted, 1)
+
+
+def tokens_per_trip(
+    drafts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]], drafted: int
+) -> float:
+    """With so many drafted tokens on every trip, whatever their chances."""
+    trips = tokens = 0
+    for answer, behind in drafts:
+        at = 0
+        while at < len(behind):
+            following, held = answer[at + 1 :], 0
+            while held < min(drafted, len(following)) and behind[at][held] == following[held]:
+                held += 1
+            at, trips = at + held + 1, trips + 1
+        tokens += len(behind)
+    return tokens / max(trips, 1)
+
+
 def _fits(guess: Guess, shape: str) -> bool:
     if guess.is_drafted or shape == TREE:
         return True

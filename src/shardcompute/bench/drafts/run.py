@@ -23,7 +23,15 @@ from shardcompute.bench.drafts.guesses import (
     GuessedAnswer,
     copy_guesses,
 )
-from shardcompute.bench.drafts.promises import TripCosts, copied_shares, promise_shapes, right_shares
+from shardcompute.bench.drafts.promises import (
+    TripCosts,
+    copied_shares,
+    drafts_of,
+    held_shares,
+    promise_shapes,
+    right_shares,
+    tokens_per_trip,
+)
 from shardcompute.bench.report import Result, Say
 from shardcompute.bench.wan.loops import is_looping
 from shardcompute.bench.wan.prompts import read_prompts, sample_prompts
@@ -43,6 +51,7 @@ _COUNTED_ROWS = (1, 2, 3, 4, 5, 6, 8)
 _PAST = 256
 _REPEATS = 15
 _NAMES = ("first", "second", "third")
+_TRIP_DRAFTED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +99,18 @@ def run_drafts_bench(bench: DraftsBench, say: Say) -> list[Result]:
         for number, prompt in enumerate(prompts, start=1):
             ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
             ids = ids[: context - bench.tokens - DRAFTED]
-            tokens, guesses = guesser.guess(ids, bench.tokens, tokenizer.eos_ids)
+            tokens, guesses, mixed = guesser.guess(ids, bench.tokens, tokenizer.eos_ids)
             copied = copy_guesses(ids, tokens)
             text = tokenizer.decode(tokens)
-            answers.append(GuessedAnswer(prompt.category, text, tokens, guesses, copied))
+            answers.append(GuessedAnswer(prompt.category, text, tokens, guesses, copied, mixed))
             say(f"{number} of {len(prompts)} prompts: {prompt.category}, {len(tokens)} tokens")
         times = _time_steps(model, network, checkpoint.spec.vocab_size)
-    return [*_times_results(times), *_right_results(answers), *_promise_results(answers, times, bench)]
+    return [
+        *_times_results(times),
+        *_right_results(answers),
+        *_mixture_results(answers),
+        *_promise_results(answers, times, bench),
+    ]
 
 
 def _open_network(checkpoint: Checkpoint, heads: Path | None, options: ExecutorOptions) -> DraftNetwork:
@@ -117,7 +131,7 @@ def _open_network(checkpoint: Checkpoint, heads: Path | None, options: ExecutorO
     )
     source = checkpoint.source(whole(spec))
     executor, embedding = build_draft_network(spec, source, weights, backend="onnx", options=narrow)
-    places = np.full(spec.vocab_size, -1, dtype=np.int64)
+    places = np.full(spec.vocab_size, -1, dtype=np.int32)
     places[weights.ids] = np.arange(len(weights.ids))
     return DraftNetwork(executor, embedding, weights.ids, places, spec.embedding_scale)
 
@@ -180,6 +194,25 @@ def _right_results(answers: Sequence[GuessedAnswer]) -> list[Result]:
         Result("n-gram offers another first token", offered, "fraction", {"of": "all"}),
         Result("n-gram right where it does", right, "fraction", {"of": "all"}),
     ]
+
+
+def _mixture_results(answers: Sequence[GuessedAnswer]) -> list[Result]:
+    """The head alone, and mixed with copies: of all answers by position, of each category at the first one."""
+    results = []
+    for category in ("all", *sorted({answer.category for answer in answers})):
+        own = [answer for answer in answers if category in ("all", answer.category)]
+        alone = [(answer.tokens, drafts_of(answer)) for answer in own]
+        mixed = [(answer.tokens, answer.mixed) for answer in own]
+        for drafter, drafts in (("head", alone), ("mixture", mixed)):
+            for depth in range(DRAFTED if category == "all" else 1):
+                counted, right = held_shares(drafts, depth)
+                labels = {"of": category, "drafter": drafter, "position": depth + 1, "count": counted}
+                results.append(Result("drafted right", right, "fraction", labels))
+            labels = {"of": category, "drafter": drafter, "drafted": _TRIP_DRAFTED}
+            results.append(
+                Result("tokens per trip of equal drafts", tokens_per_trip(drafts, _TRIP_DRAFTED), "", labels)
+            )
+    return results
 
 
 def _shares_results(shares: Any, labels: dict[str, Any]) -> list[Result]:

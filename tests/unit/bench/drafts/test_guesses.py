@@ -45,7 +45,7 @@ def files(folder: Path) -> ModelFiles:
 def guesser(checkpoint: Checkpoint, sampling: Sampling) -> AnswerGuesser:
     spec = checkpoint.spec
     weights = random_draft_head(spec)
-    places = np.full(spec.vocab_size, -1, dtype=np.int64)
+    places = np.full(spec.vocab_size, -1, dtype=np.int32)
     places[weights.ids] = np.arange(len(weights.ids))
     executor, embedding = build_draft_network(
         spec, checkpoint.source(whole(spec)), weights, backend="onnx", options=OPTIONS
@@ -83,22 +83,21 @@ def drafted_by_stage(
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(temperature=0.8, seed=3)], ids=["greedy", "sampled"]
 )
-def test_best_guesses_are_what_a_last_stage_drafts(tmp_path: Path, sampling: Sampling) -> None:
+def test_mixed_drafts_are_what_a_last_stage_drafts(tmp_path: Path, sampling: Sampling) -> None:
     with open_checkpoint(files(save_tiny_llama(tmp_path / "tiny"))) as checkpoint:
-        tokens, guesses = guesser(checkpoint, sampling).guess(PROMPT, 12, ())
+        tokens, guesses, mixed = guesser(checkpoint, sampling).guess(PROMPT, 12, ())
         drafts = drafted_by_stage(checkpoint, sampling, tokens)
     assert len(tokens) == 12
-    assert len(guesses) == len(drafts) == 11
+    assert len(guesses) == len(mixed) == len(drafts) == 11
     assert max(len(draft) for draft in drafts) > 1
-    for guessed, draft in zip(guesses, drafts, strict=True):
-        best = max((guess.path for guess in guessed if guess.is_drafted), key=len)
+    for whole_draft, draft in zip(mixed, drafts, strict=True):
         # A stage ends a draft that has become too unlikely.
-        assert best[: len(draft)] == draft
+        assert whole_draft[: len(draft)] == draft
 
 
 def test_guesses_are_ranked_and_go_on_behind_second_best(tmp_path: Path) -> None:
     with open_checkpoint(files(save_tiny_llama(tmp_path / "tiny"))) as checkpoint:
-        _, guesses = guesser(checkpoint, Sampling()).guess(PROMPT, 4, ())
+        _, guesses, _ = guesser(checkpoint, Sampling()).guess(PROMPT, 4, ())
     for guessed in guesses:
         by_path = {guess.path: guess for guess in guessed}
         assert len(by_path) == len(guessed) == RANKS * DRAFTED + 2 * BEHIND
@@ -138,6 +137,10 @@ def test_the_bench_tells_shares_times_and_promises(bench: dict[str, Any]) -> Non
     assert {each.labels["of"] for each in results if "of" in each.labels} == {"all", "kind 0", "kind 1"}
     assert 0 <= found["first guess right", "all", 1].value <= 1
     assert found["time of a step", "all", None].value > 0
+    drafted = {
+        (each.labels["drafter"], each.labels["of"]) for each in results if each.metric == "drafted right"
+    }
+    assert drafted == {(drafter, of) for drafter in ("head", "mixture") for of in ("all", "kind 0", "kind 1")}
     promised = [each for each in results if each.metric == "gain"]
     assert {(each.labels["shape"], each.labels["rows"]) for each in promised} == {
         (shape, rows)
