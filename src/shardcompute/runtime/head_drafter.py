@@ -233,6 +233,11 @@ class HeadDrafter:
         """Those that it remembers something of."""
         return list(self._memories)
 
+    @property
+    def indexed_tokens(self) -> int:
+        """Of all sessions together, to copy from."""
+        return sum(map(len, self._texts.values()))
+
     def close(self) -> None:
         self._memories.clear()
         self._texts.clear()
@@ -353,9 +358,8 @@ class HeadDrafter:
         text = self._texts.pop(session, None) or CopiedText()
         self._texts[session] = text
         text.follow(known)
-        indexed = sum(map(len, self._texts.values()))
-        while indexed > _INDEXED_TOKENS and len(self._texts) > 1:
-            indexed -= len(self._texts.pop(next(iter(self._texts))))
+        while self.indexed_tokens > _INDEXED_TOKENS and len(self._texts) > 1:
+            del self._texts[next(iter(self._texts))]
         return text
 
     def _grow(self, growth: _Growth, logits: Float32, tail: Tail) -> bool:

@@ -222,6 +222,7 @@ def test_an_ended_session_is_forgotten(drafting: Drafting) -> None:
     drafting.drafter.close_session(7)
     assert not drafting.network.held
     assert not drafting.drafter.sessions()
+    assert drafting.drafter.indexed_tokens == 0
 
 
 def test_where_memory_is_short_the_quietest_session_begins_anew() -> None:
@@ -292,3 +293,110 @@ def test_biases_and_penalties_count_for_drafts() -> None:
     drafting.open(7, sampling=Sampling(temperature=0.0, logit_bias={11: -100.0}))
     found = drafting.take((prompt(7, 3, drafted=1), [10]))
     assert found[0].ids != (11,)
+
+
+REPEATED = (3, 17, 9, 25, 11, 2)
+"""Behind none of these does the network expect the next one."""
+
+
+def repeating(sureness: float, sampling: Sampling | None = None) -> Drafting:
+    drafting = Drafting(CountingNetwork(sureness), confidence=0.0)
+    drafting.open(7, sampling=sampling)
+    return drafting
+
+
+def test_text_that_repeats_is_copied_and_the_network_sees_the_copies() -> None:
+    drafting = repeating(0.2)
+    found = drafting.take((prompt(7, *REPEATED, *REPEATED[:3], drafted=2), [25]))
+    assert found[0].ids == (11, 2)
+    assert [token for token, _ in drafting.network.held[7]][-2:] == [25, 11]
+
+
+def test_a_sure_network_is_believed_and_an_unsure_one_is_not() -> None:
+    # The last three tokens went on with 25 before; the network expects 10.
+    drafted = {}
+    for sureness in (0.2, 0.99):
+        found = repeating(sureness).take((prompt(7, *REPEATED, *REPEATED[:2], drafted=1), [9]))
+        drafted[sureness] = found[0].ids
+    assert drafted == {0.2: (25,), 0.99: (10,)}
+
+
+def test_a_draft_changes_between_copying_and_inventing() -> None:
+    # What is not known to the network, as 30, can be copied.
+    tokens = (3, 17, 30, 25, 4, 19, 8, 6)
+    found = repeating(0.2).take((prompt(7, *tokens, 12, 3, drafted=3), [17]))
+    assert found[0].ids == (30, 25, 4)
+    # Behind 21 and 22, which never occurred, the network invents 23; that is followed by 1 wherever it occurred.
+    found = repeating(0.2).take((prompt(7, 22, 23, 1, 7, 22, 23, 1, 7, 5, 21, drafted=2), [22]))
+    assert found[0].ids == (23, 1)
+
+
+def test_copies_that_were_wrong_lately_count_for_less() -> None:
+    drafting, drafts, length = repeating(0.2), [], len(REPEATED)
+    drafting.take((SessionRows(7, 0, REPEATED), []))
+    for other in range(12, 20):
+        # The same three tokens again and again, behind another one each time: the network is always right.
+        rows = SessionRows(7, length, (other, 3, 17), 1, head_draft_tokens=1)
+        drafts += [each.ids[0] for each in drafting.take((rows, [9]))]
+        # Where they differ, the draft is wrong; the text that has to be copied is the one with 25.
+        drafting.take((SessionRows(7, length + 3, (9, 10, 3, 17, 9, 25)), []))
+        length += 9
+    assert drafts[0] == 25
+    assert drafts[-1] == 10
+
+
+def test_what_was_rolled_back_is_not_copied_and_what_came_instead_is() -> None:
+    drafting = repeating(0.2)
+    drafting.take((prompt(7, *REPEATED, 5, 6, drafted=1), [8]))
+    # The session goes back to its second token.
+    drafting.take((prompt(7, 4, 19, 12, 28, start=2, drafted=1), [13]))
+    assert drafting.take((prompt(7, 13, 4, 19, start=6, drafted=1), [12]))[0].ids == (28,)
+    assert drafting.take((prompt(7, 12, 17, start=9, drafted=1), [9]))[0].ids != (25,)
+
+
+def test_a_session_copies_from_the_beginning_that_it_shares() -> None:
+    drafting = repeating(0.2)
+    drafting.take((prompt(7, *REPEATED, 5, drafted=1), [8]))
+    drafting.drafter.adopt(7, 8, 6)
+    drafting.open(8)
+    drafting.tail.follow(SessionRows(8, 0, REPEATED))
+    assert drafting.take((prompt(8, 3, 17, start=6, drafted=2), [9]))[0].ids == (25, 11)
+    # Of what came behind it in the other session, nothing is known to this one.
+    assert drafting.take((prompt(8, 9, 11, start=8, drafted=1), [2]))[0].ids != (5,)
+
+
+def test_indices_of_quiet_sessions_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardcompute.runtime.head_drafter._INDEXED_TOKENS", 12)
+    drafting = Drafting(CountingNetwork(0.2), confidence=0.0)
+    drafting.open(1, 2)
+    for session in (1, 2):
+        drafting.take((prompt(session, *REPEATED, 5, drafted=1), [8]))
+        assert drafting.drafter.indexed_tokens == 7
+    # The first one's was dropped, and is made again from its tokens.
+    assert drafting.take((prompt(1, 8, 3, 17, start=7, drafted=1), [9]))[0].ids == (25,)
+
+
+def test_copies_are_drawn_with_the_noise_of_the_real_draw() -> None:
+    """A drafted token is what the real draw picks from logits that are the mixture."""
+    agreed = copied = 0
+    for seed in range(24):
+        drafting = repeating(0.2, Sampling(temperature=0.8, seed=seed))
+        found = drafting.take((prompt(7, *REPEATED, *REPEATED[:3], drafted=1), [25]))
+        spread = np.full((1, VOCABULARY), -12.0, dtype=np.float32)
+        spread[0, 11] = 0.0
+        picked = drafting.tail.pick([SessionRows(7, 9, (25,), 1)], spread)[0].choice.id
+        copied += found[0].ids == (11,)
+        agreed += found[0].ids == (picked,)
+    assert copied == agreed
+    assert 4 < copied < 24
+
+
+def test_an_unlikely_draw_does_not_end_a_draft() -> None:
+    """It was drawn with the noise of the real draw, and so is right more often than its likelihood says."""
+    lengths = {}
+    for name, sampling in (("best", Sampling(temperature=0.0)), ("drawn", Sampling(temperature=5.0, seed=1))):
+        drafting = Drafting(CountingNetwork(0.1), confidence=0.2)
+        drafting.open(7, sampling=sampling)
+        found = drafting.take((prompt(7, 9, drafted=4), [3]))
+        lengths[name] = len(found[0].ids) if found else 0
+    assert lengths == {"best": 0, "drawn": 1}

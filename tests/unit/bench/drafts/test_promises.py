@@ -15,8 +15,11 @@ from shardcompute.bench.drafts.promises import (
     TripCosts,
     choose_guesses,
     copied_shares,
+    drafts_of,
+    held_shares,
     promise_shapes,
     right_shares,
+    tokens_per_trip,
     travel,
 )
 
@@ -123,3 +126,19 @@ def test_copied_tokens_count_where_they_differ_from_the_draft() -> None:
     answers = [GuessedAnswer("any", "", (1, 5, 5, 6, 5), (GUESSES,) * 4, copied)]
     # 5 is the draft's own first token; 6 came, 9 did not.
     assert copied_shares(answers) == (2 / 4, 1 / 2)
+
+
+def test_drafts_count_as_far_as_they_held() -> None:
+    own = answer(1, 5, 8, 5, 2)
+    alone = [(own.tokens, drafts_of(own))]
+    assert drafts_of(own) == ((5, 8),) * 4
+    # 5 came behind the first and the third token, and 8 behind the first 5 alone.
+    assert held_shares(alone, 0) == (4, 2 / 4)
+    assert held_shares(alone, 1) == (2, 1 / 2)
+    # One trip brings 5, 8 and the next 5, and one the last token; with one drafted token, 5 and 8, 5 and 2.
+    assert tokens_per_trip(alone, 2) == 4 / 2
+    assert tokens_per_trip(alone, 1) == 4 / 2
+    assert tokens_per_trip(alone, 0) == 1
+    mixed = [(own.tokens, ((5, 8), (8, 5), (5, 2), (2, 5)))]
+    assert held_shares(mixed, 1) == (3, 1.0)
+    assert tokens_per_trip(mixed, 2) == 4 / 2
