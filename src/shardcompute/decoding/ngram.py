@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcompute.core.steps import Draft, Opening
+from shardcompute.decoding.copying.ngram_index import NgramIndex, NgramMatch, token_at
 from shardcompute.decoding.drafting import GRADES
-from shardcompute.decoding.ngram_index import NgramIndex, NgramMatch, token_at
 
 
 class NgramDrafter:

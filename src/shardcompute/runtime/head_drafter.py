@@ -3,7 +3,7 @@
 A last stage that has a model's draft head shows it every row that it has computed (`remember`), and drafts on from the
 last row that counts: one step of the network for each token, for all sessions of a frame together. Drafts go back to
 the driver along with the picks, and come round again in the next frame. Each drafted token is chosen from what the
-network holds likely and what the session's own text went on with, mixed (`decoding.copy_mixture`).
+network holds likely and what the session's own text went on with, mixed (`decoding.copying.mixture`).
 
 The network's own keys and values are a session's memory. They follow the stage's: rows that are computed again are
 written again, sessions that share a prefix share its memory, and drafted rows are overwritten by what comes true.
@@ -24,7 +24,7 @@ from shardcompute.backends.matrix import Array, Float32, StoredRows
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import CapacityError, RowGapError, ShardComputeError
 from shardcompute.core.steps import Draft, Picked, SessionRows
-from shardcompute.decoding.copy_mixture import CopiedText, MixedLogits
+from shardcompute.decoding.copying.mixture import CopiedText, MixedLogits
 from shardcompute.decoding.drafting import grade_of
 from shardcompute.runtime.tail import Tail
 

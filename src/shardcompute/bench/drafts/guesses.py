@@ -17,7 +17,7 @@ from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling
 from shardcompute.core.steps import Opening
 from shardcompute.decoding import TokenHistory, build_sampler
-from shardcompute.decoding.copy_mixture import CopiedText, MixedLogits
+from shardcompute.decoding.copying.mixture import CopiedText, MixedLogits
 from shardcompute.decoding.drafting import likelihood_of
 from shardcompute.decoding.ngram import NgramDrafter
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardcompute.decoding.copy_mixture import CopiedText, CopyGuess, MixedLogits
+from shardcompute.decoding.copying.mixture import CopiedText, CopyGuess, MixedLogits
 
 IDS = np.array([2, 3, 5], dtype=np.int32)
 PLACES = np.array([-1, -1, 0, 1, -1, 2, -1, -1], dtype=np.int32)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardcompute.decoding.ngram_index import NgramIndex, NgramMatch, token_at
+from shardcompute.decoding.copying.ngram_index import NgramIndex, NgramMatch, token_at
+from shardcompute.decoding.filters import COLDEST
 
 Floats = npt.NDArray[np.float32]
 
@@ -124,7 +125,7 @@ class MixedLogits:
         temperature: float,
     ) -> None:
         self._logits, self._ids, self._places, self._copied = logits, ids, places, copied
-        self._temperature = temperature or 1.0
+        self._temperature = max(temperature, COLDEST) if temperature else 1.0
         scaled = logits / np.float32(self._temperature)
         best = float(scaled.max())
         self._log_sum = best + math.log(float(np.exp(scaled - best).sum()))
