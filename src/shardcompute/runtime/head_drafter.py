@@ -42,12 +42,14 @@ _INDEXED_TOKENS = 1 << 17
 @dataclass(frozen=True, slots=True)
 class HeadDraftLimits:
     """`most` tokens for a session at a time, for `max_rows` sessions; the network takes `step_rows` at once. A token
-    with which the whole draft is less likely than `confidence` to be right is not sent any more."""
+    with which the whole draft is less likely than `confidence` to be right, or than `drawn_confidence` where tokens are
+    drawn, is not sent any more."""
 
     context_length: int
     max_rows: int = 64
     most: int = 16
     confidence: float = 0.04
+    drawn_confidence: float = 0.08
     step_rows: int = 512
 
 
@@ -374,7 +376,8 @@ class HeadDrafter:
         if token is None:
             return False
         likelihood = growth.likelihood * _held_chance(mixed.likelihood(token), temperature)
-        if likelihood < self._limits.confidence:
+        limits = self._limits
+        if likelihood < (limits.drawn_confidence if temperature else limits.confidence):
             return False
         growth.first = growth.first or likelihood
         growth.likelihood = likelihood

@@ -300,7 +300,7 @@ REPEATED = (3, 17, 9, 25, 11, 2)
 
 
 def repeating(sureness: float, sampling: Sampling | None = None) -> Drafting:
-    drafting = Drafting(CountingNetwork(sureness), confidence=0.0)
+    drafting = Drafting(CountingNetwork(sureness), confidence=0.0, drawn_confidence=0.0)
     drafting.open(7, sampling=sampling)
     return drafting
 
@@ -395,7 +395,7 @@ def test_an_unlikely_draw_does_not_end_a_draft() -> None:
     """It was drawn with the noise of the real draw, and so is right more often than its likelihood says."""
     lengths = {}
     for name, sampling in (("best", Sampling(temperature=0.0)), ("drawn", Sampling(temperature=5.0, seed=1))):
-        drafting = Drafting(CountingNetwork(0.1), confidence=0.2)
+        drafting = Drafting(CountingNetwork(0.1), confidence=0.2, drawn_confidence=0.2)
         drafting.open(7, sampling=sampling)
         found = drafting.take((prompt(7, 9, drafted=4), [3]))
         lengths[name] = len(found[0].ids) if found else 0
