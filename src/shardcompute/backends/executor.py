@@ -312,6 +312,40 @@ class EncodingExecutor(Protocol):
         ...
 
 
+@runtime_checkable
+class MovableKv(Protocol):
+    """What an `Executor` has besides whose sessions can go on elsewhere, with the KV that they have here. Layers are
+    counted from the slice's first."""
+
+    @property
+    def kv_format(self) -> str:
+        """How keys and values of a token lie in a layer. Rows go only where this is the same."""
+        ...
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers of the slice."""
+        ...
+
+    def kv_bytes(self, layers: int, rows: int) -> int:
+        """The size of so many rows of so many layers."""
+        ...
+
+    def read_kv(self, session: int, layers: range, rows: range) -> memoryview:
+        """A copy of these rows as they are kept."""
+        ...
+
+    def write_kv(self, session: int, layers: range, rows: range, content: memoryview) -> None:
+        """Put rows back that were read elsewhere; the session is opened, or grows, to hold them, and is never cut.
+        CapacityError, before anything changes, when KV memory does not suffice; UsageError for content of another size,
+        for layers that are not here and rows past the context."""
+        ...
+
+    def cut_session(self, session: int, length: int) -> None:
+        """Keep the first `length` rows of a session, at least one; RowGapError where there are fewer."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
     """A `PendingStep` that pends no more."""

@@ -119,7 +119,27 @@ class SessionKv(Protocol):
     def release(self, session: int) -> None: ...
 
 
+class RowKv(SessionKv, Protocol):
+    """Where rows can be read and written as they are kept: those of one token in one layer have `row_bytes`."""
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def row_bytes(self) -> int: ...
+
+    def take(self, segments: Sequence[Segment]) -> object: ...
+
+    def read_rows(self, session: int, layers: range, rows: range) -> memoryview: ...
+
+    def write_rows(self, session: int, layers: range, rows: range, content: memoryview) -> None: ...
+
+
 Kv = TypeVar("Kv", bound=SessionKv)
+Rows = TypeVar("Rows", bound=RowKv)
 
 
 class KvSessions(Generic[Kv]):
@@ -158,6 +178,47 @@ class KvSessions(Generic[Kv]):
         return self._kv.budget.usage()
 
 
+class MovableSessions(KvSessions[Rows]):
+    """`backends.executor.MovableKv` of an executor whose KV can be read and written by rows."""
+
+    @property
+    def kv_format(self) -> str:
+        return self._kv.format
+
+    @property
+    def kv_layers(self) -> int:
+        return self._kv.layers
+
+    def kv_bytes(self, layers: int, rows: int) -> int:
+        return layers * rows * self._kv.row_bytes
+
+    def read_kv(self, session: int, layers: range, rows: range) -> memoryview:
+        self._check_range(layers, rows)
+        if rows.stop > self.session_length(session):
+            raise RowGapError(f"session {session} has no rows up to {rows.stop}")
+        return self._kv.read_rows(session, layers, rows)
+
+    def write_kv(self, session: int, layers: range, rows: range, content: memoryview) -> None:
+        self._check_range(layers, rows)
+        size = self.kv_bytes(len(layers), len(rows))
+        if content.nbytes != size:
+            raise UsageError(
+                f"{len(rows)} rows of {len(layers)} layers have {size} bytes, not {content.nbytes}"
+            )
+        length = self.session_length(session)
+        if rows.stop > length:
+            self._kv.take([Segment(session, length, rows.stop - length)])
+        self._kv.write_rows(session, layers, rows, content)
+
+    def cut_session(self, session: int, length: int) -> None:
+        # Writing at `start` truncates: the last row that stays counts as written.
+        self._kv.take([Segment(session, length - 1, 1)])
+
+    def _check_range(self, layers: range, rows: range) -> None:
+        if not 0 <= layers.start < layers.stop <= self._kv.layers or not 0 <= rows.start < rows.stop:
+            raise UsageError(f"there are no rows {rows} of layers {layers} in {self._kv.layers} layers")
+
+
 @dataclass(frozen=True, slots=True)
 class KvRows:
     """Keys or values `[rows, groups, entries]` as they are kept (`KvShape.grouped`, usually heads): rounded, in
@@ -182,8 +243,8 @@ class HostKv:
         self.kv_type = kv_type
         positions = count_pages(context_length) * PAGE_TOKENS
         self._shape = (layers, shape.parts, positions, *shape.grouped)
-        token_bytes = layers * kv_token_bytes(kv_type, shape)
-        page_bytes = max(1, token_bytes * PAGE_TOKENS)  # a slice without layers keeps nothing
+        self.row_bytes = kv_token_bytes(kv_type, shape)
+        page_bytes = max(1, layers * self.row_bytes * PAGE_TOKENS)  # a slice without layers keeps nothing
         self.budget = PageBudget(page_bytes, max(budget_bytes // page_bytes, 0), context_length)
         if self.budget.total_pages < 1:
             raise CapacityError(
@@ -247,6 +308,30 @@ class HostKv:
             room[layer, part, segment.start : segment.stop] = rounded.values[rows]
             if scales is not None and rounded.scales is not None:
                 scales[layer, part, segment.start : segment.stop] = rounded.scales[rows]
+
+    @property
+    def format(self) -> str:
+        parts, groups, entries = self._shape[1], *self._shape[3:]
+        return f"host {self.kv_type} {parts}x{groups}x{entries}"
+
+    @property
+    def layers(self) -> int:
+        return self._shape[0]
+
+    def read_rows(self, session: int, layers: range, rows: range) -> memoryview:
+        """`[layer, key or value, row, …]` of these, values before scales."""
+        here = (slice(layers.start, layers.stop), slice(None), slice(rows.start, rows.stop))
+        content = self._arrays[session][here].tobytes()
+        scales = self._scales.get(session)
+        return memoryview(content if scales is None else content + scales[here].tobytes())
+
+    def write_rows(self, session: int, layers: range, rows: range, content: memoryview) -> None:
+        here = (slice(layers.start, layers.stop), slice(None), slice(rows.start, rows.stop))
+        room, scales = self._arrays[session][here], self._scales.get(session)
+        room[...] = np.frombuffer(content, room.dtype, room.size).reshape(room.shape)
+        if scales is not None:
+            kept = np.frombuffer(content, np.float32, offset=room.nbytes)
+            scales[here] = kept.reshape(room.shape[:-1])
 
     def release(self, session: int) -> None:
         self.budget.release(session)

@@ -14,7 +14,7 @@ from shardcompute.backends.host.eager_tower import EagerTower
 from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.host.pictures import SessionPictures
 from shardcompute.backends.host.routing import choose_experts, sigmoid, softmax
-from shardcompute.backends.kv import HostKv, KvSessions
+from shardcompute.backends.kv import HostKv, MovableSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import (
     Activation,
@@ -298,7 +298,7 @@ _ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {
 }
 
 
-class NumpyExecutor(KvSessions[HostKv], SynchronousSteps):
+class NumpyExecutor(MovableSessions[HostKv], SynchronousSteps):
     """Runs a network with NumpyOps, layer after layer."""
 
     def __init__(self, network: Network, options: ExecutorOptions) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
 from shardcompute.backends.host.pictures import SessionPictures
-from shardcompute.backends.kv import HostKv, KvSessions
+from shardcompute.backends.kv import HostKv, MovableSessions
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.ort.buffers import give_back_rows
 from shardcompute.backends.ort.graph import LOADING_ROOM, shrink_scratch_memory, use_threads
@@ -29,7 +29,7 @@ _PADDINGS = tuple(
 _FEW_ROWS, _MANY_ROWS = 16, 128
 
 
-class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
+class OrtExecutor(MovableSessions[HostKv], SynchronousSteps):
     """A slice of a model as a program of graphs; embedding and KV live here, on the host.
 
     Rows come out with the same bits whatever other rows they are computed with. Where this machine's kernels treat

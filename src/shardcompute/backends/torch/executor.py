@@ -25,7 +25,7 @@ from shardcompute.backends.executor import (
 )
 from shardcompute.backends.host.eager_tower import EagerTower
 from shardcompute.backends.host.pictures import Encode, SessionPictures
-from shardcompute.backends.kv import KvSessions
+from shardcompute.backends.kv import MovableSessions
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.torch.device import can_fuse, choose_device, choose_dtype
 from shardcompute.backends.torch.kv import PagedKv
@@ -42,7 +42,7 @@ from shardcompute.core.pictures import PictureSpan
 from shardcompute.core.steps import PICKED
 
 
-class TorchExecutor(KvSessions[PagedKv]):
+class TorchExecutor(MovableSessions[PagedKv]):
     """See Executor. `use_library` leaves matrix products to torch's library, for comparison."""
 
     def __init__(self, network: Network, options: ExecutorOptions, *, use_library: bool = False) -> None:

@@ -33,7 +33,9 @@ class PagedKv:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        page_bytes = max(1, layers * shape.parts * shape.heads * PAGE_TOKENS * shape.entries * dtype.itemsize)
+        self.layers = layers
+        self.row_bytes = shape.parts * shape.heads * shape.entries * dtype.itemsize
+        page_bytes = max(1, layers * self.row_bytes * PAGE_TOKENS)
         pages = budget_bytes // page_bytes
         if pages < 2:
             raise CapacityError(
@@ -90,6 +92,31 @@ class PagedKv:
         """The first `stop` keys and values of those pages, `[kv_heads, stop, head_dim]`."""
         parts = self.pool[layer][:, pages].transpose(1, 2).flatten(2, 3)[:, :, :stop]
         return parts[0], parts[-1]
+
+    @property
+    def format(self) -> str:
+        _, parts, _, heads, _, entries = self.pool.shape
+        return f"paged {self.pool.dtype} {parts}x{heads}x{entries}"
+
+    def read_rows(self, session: int, layers: range, rows: range) -> memoryview:
+        """`[row, layer, key or value, head, entry]` of these, as bytes."""
+        pages, slots = self._places(session, rows)
+        # Indices on both sides of a slice: their dimension comes first.
+        content = self.pool[layers.start : layers.stop, :, pages, :, slots].contiguous()
+        return memoryview(content.view(torch.uint8).cpu().numpy().reshape(-1)).cast("B")
+
+    def write_rows(self, session: int, layers: range, rows: range, content: memoryview) -> None:
+        pages, slots = self._places(session, rows)
+        _, parts, _, heads, _, entries = self.pool.shape
+        written = torch.from_numpy(np.frombuffer(content, np.uint8).copy()).view(self.pool.dtype)
+        shape = (len(rows), len(layers), parts, heads, entries)
+        self.pool[layers.start : layers.stop, :, pages, :, slots] = written.view(shape).to(self.pool.device)
+
+    def _places(self, session: int, rows: range) -> tuple[torch.Tensor, torch.Tensor]:
+        table = np.asarray(self._tables[session], dtype=np.int64)
+        positions = np.arange(rows.start, rows.stop)
+        pages, slots = torch.from_numpy(table[positions // PAGE_TOKENS]), positions % PAGE_TOKENS
+        return pages.to(self.pool.device), torch.from_numpy(slots).to(self.pool.device)
 
     def _table_row(self, session: int) -> NDArray[np.int32]:
         table = list(self._tables[session])
