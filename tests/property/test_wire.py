@@ -57,6 +57,9 @@ OTHERS = st.one_of(
     st.builds(wire.SessionClose, TEXT, some(NUMBER)),
     st.builds(wire.StepResult, TEXT, NUMBER, NUMBER, some(ROWS), some(ROWS), some(TIMINGS)),
     st.builds(wire.StepFailed, TEXT, NUMBER, NUMBER, some(NUMBER), TEXT, TEXT),
+    st.builds(wire.KvOffer, TEXT, NUMBER, POSITION, POSITION, TEXT),
+    st.builds(wire.KvEnded, some(NUMBER)),
+    st.builds(wire.KvSealed, st.dictionaries(NUMBER, st.integers(1, 1000), max_size=3)),
 )
 
 

@@ -17,8 +17,10 @@ from shardcompute.wire.generations import Generate
 from shardcompute.wire.messages import (
     ID_BYTES,
     CollectiveFrame,
+    KvRows,
     Message,
     SessionClose,
+    SessionOpen,
     StepFailed,
     StepFrame,
     StepResult,
@@ -72,6 +74,9 @@ def check_message(message: Message, body_bytes: int, limits: WireLimits) -> None
         if body_bytes != message.size:
             raise LinkError(f"{message.size} bytes of a collective were announced and {body_bytes} came")
         return
+    if isinstance(message, KvRows):
+        _check_kv_rows(message, body_bytes, limits)
+        return
     if body_bytes:
         raise LinkError(f"{type(message).__name__} has no body, but {body_bytes} bytes came with it")
     if isinstance(message, StepResult):
@@ -99,8 +104,7 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
     if rows != frame.rows:
         raise LinkError(f"a frame of {frame.rows} rows has segments of {rows}")
     for opened in frame.opens:
-        _check_at_most("session", len(opened.logit_bias), "biases", limits.max_ids)
-        _check_at_most("session", len(opened.grammar), "bytes of grammar", limits.max_grammar_bytes)
+        _check_opening(opened, limits)
     patch_bytes = sum(picture.size_bytes for opened in frame.opens for picture in opened.pictures)
     _check_at_most("frame", patch_bytes, "bytes of pictures", 0 if frame.width else limits.max_picture_bytes)
     codec = find_codec(frame.codec) if frame.width else None
@@ -111,6 +115,20 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
             f"a frame of {frame.rows} × {frame.width} activations in {frame.codec!r} "
             f"has a body of {body_bytes} bytes instead of {expected}"
         )
+
+
+def _check_kv_rows(message: KvRows, body_bytes: int, limits: WireLimits) -> None:
+    if body_bytes != message.size:
+        raise LinkError(f"{message.size} bytes of KV were announced and {body_bytes} came")
+    if message.ids and len(message.ids) != ID_BYTES * message.count:
+        raise LinkError(f"{message.count} rows of KV have {len(message.ids)} bytes of token ids")
+    if message.opened is not None:
+        _check_opening(message.opened, limits)
+
+
+def _check_opening(opened: SessionOpen, limits: WireLimits) -> None:
+    _check_at_most("session", len(opened.logit_bias), "biases", limits.max_ids)
+    _check_at_most("session", len(opened.grammar), "bytes of grammar", limits.max_grammar_bytes)
 
 
 def _check_result(result: StepResult, limits: WireLimits) -> None:

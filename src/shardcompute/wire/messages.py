@@ -5,7 +5,7 @@ A link opens with `Hello` from the side that dialled and `Welcome` or `Refused` 
 has a body: activations `[rows, width]` in the form that `codec` names; on the way from the driver to the
 first stage there are none yet and the token ids say it all (`width` 0, `codec` ""), but for the patches of
 pictures of sessions that begin, which are its body then. So has a `CollectiveFrame`, between ranks that
-compute a stage together.
+compute a stage together, and `KvRows`, on a link (role "kv") from a stage to one that is to go on in its place.
 
 Structs travel as MessagePack arrays headed by their number, so fields are known by their place: a later
 version appends fields with defaults and never reorders or renumbers, and an older reader skips what it does
@@ -37,6 +37,9 @@ MOST_STAGES = 1024
 MOST_NONCE_BYTES = 16
 MOST_SIGNED_BYTES = 256 << 10
 MOST_CERTIFICATE_BYTES = 8 << 10
+MOST_KV_BYTES = 4 << 20
+"""In one `KvRows`."""
+MOST_KV_SESSIONS = 1 << 16
 
 Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
@@ -314,6 +317,46 @@ class StageSigned(msgspec.Struct, frozen=True, array_like=True, tag=17):
     is_over: bool
 
 
+class KvOffer(msgspec.Struct, frozen=True, array_like=True, tag=70):
+    """The first word of a stage to one that takes layers over from it: of which copy, which layers, and how rows lie in
+    each (`backends.executor.MovableKv`). Answered with `KvAccepted`, or `Refused`."""
+
+    chain: Name
+    number: Number
+    start: Position
+    stop: Position
+    format: Name
+
+
+class KvAccepted(msgspec.Struct, frozen=True, array_like=True, tag=71):
+    """The sender of an offer may go on."""
+
+
+class KvRows(msgspec.Struct, frozen=True, array_like=True, tag=72):
+    """Rows of a session as they are kept, `size` bytes as the body, in place of any that were sent from `start` on.
+    With its first row comes how the session was `opened`, and with each row of a last stage its token (`ids`)."""
+
+    session: Number
+    start: Position
+    count: Count
+    size: Annotated[int, msgspec.Meta(ge=1, le=MOST_KV_BYTES)]
+    sha256: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    ids: bytes = b""
+    opened: SessionOpen | None = None
+
+
+class KvEnded(msgspec.Struct, frozen=True, array_like=True, tag=73):
+    """These sessions are over, or cannot be taken over after all: what was sent of them counts for nothing."""
+
+    sessions: Annotated[list[Number], msgspec.Meta(max_length=MOST_KV_SESSIONS)]
+
+
+class KvSealed(msgspec.Struct, frozen=True, array_like=True, tag=74):
+    """The last word: nothing is computed here any more, and of these sessions so many rows were sent, which is all."""
+
+    lengths: Annotated[dict[Number, Count], msgspec.Meta(max_length=MOST_KV_SESSIONS)]
+
+
 DataMessage: TypeAlias = (
     Hello
     | Welcome
@@ -332,6 +375,11 @@ DataMessage: TypeAlias = (
     | PathSwitched
     | SessionCommit
     | StageSigned
+    | KvOffer
+    | KvAccepted
+    | KvRows
+    | KvEnded
+    | KvSealed
 )
 Message: TypeAlias = DataMessage | ControlMessage
 

@@ -112,10 +112,13 @@ def corpus(chain: str = "chain", epoch: int = 1) -> list[tuple[Message, bytes]]:
             ReceiptMade("rcpt-1", b"packed"),
             wire.SessionCommit(chain, epoch, 1, 7, True),
             wire.StageSigned(chain, 1, b"\x82", "certificate", True),
+            *(wire.KvOffer(chain, 1, 0, 2, "host"), wire.KvAccepted()),
+            *(wire.KvEnded([1, 2]), wire.KvSealed({1: 3})),
         ),
     ]
     steps = [frame(chain, epoch, codec) for codec in ("", *sorted(CODECS))]
-    bodies = [*_shown(chain, epoch), (TensorBytes(1, 64, bytes(32)), bytes(64))]
+    kv = wire.KvRows(1, 0, 3, 64, bytes(32), pack_ids([1, 2, 3]), steps[0][0].opens[0])
+    bodies = [*_shown(chain, epoch), (TensorBytes(1, 64, bytes(32)), bytes(64)), (kv, bytes(64))]
     return [*((message, b"") for message in plain), *steps, *bodies]
 
 
