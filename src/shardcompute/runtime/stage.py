@@ -27,6 +27,7 @@ from shardcompute.backends.executor import (
     EncodingExecutor,
     Executor,
     KvUsage,
+    MovableKv,
     PendingPicks,
     PendingStep,
     PickedRows,
@@ -101,6 +102,8 @@ class StageRuntime:
         self._adapters = {name: number for number, name in enumerate(adapters, start=1)}
         self._chosen: dict[int, int] = {}
         """The adapter of each session that was opened here; empty where there are none to choose."""
+        self._openings: dict[int, Opening] = {}
+        """Of the sessions that hold KV, for whoever goes on with them elsewhere."""
 
     @property
     def can_continue(self) -> bool:
@@ -141,9 +144,11 @@ class StageRuntime:
                 self._executor.adopt(prefix.source, opening.session, prefix.length, is_moved=prefix.is_moved)
                 if prefix.is_moved:
                     self._chosen.pop(prefix.source, None)
+                    self._openings.pop(prefix.source, None)
             if opening.spans:
                 patches = opening.patches if self._is_first else None
                 self._executor.open_pictures(opening.session, opening.spans, patches)
+            self._openings[opening.session] = replace(opening, prefix=None, patches=())
         known = tuple(self._with_picked(part) for part in work)
         if not self._is_first and activations is None:
             raise ValueError("a stage behind the first needs activations")
@@ -214,6 +219,7 @@ class StageRuntime:
         for session in sessions:
             self._executor.close_session(session)
             self._chosen.pop(session, None)
+            self._openings.pop(session, None)
             if self._drafter is not None:
                 self._drafter.close_session(session)
             if self._pending:
@@ -225,7 +231,7 @@ class StageRuntime:
     def reset(self) -> None:
         """Forget every session: the chain has a new shape and its driver replays what it needs."""
         drafted = [] if self._drafter is None else self._drafter.sessions()
-        self.close_sessions({*self._executor.sessions(), *drafted})
+        self.close_sessions({*self._executor.sessions(), *self._openings, *drafted})
 
     def session_length(self, session: int) -> int:
         return self._executor.session_length(session)
@@ -240,6 +246,42 @@ class StageRuntime:
 
     def kv_usage(self) -> KvUsage:
         return self._executor.kv_usage()
+
+    # Sessions that move with their KV
+
+    @property
+    def movable_kv(self) -> MovableKv | None:
+        """Where rows of sessions are read and written; None: those of this executor cannot go elsewhere."""
+        return self._executor if isinstance(self._executor, MovableKv) else None
+
+    @property
+    def is_last(self) -> bool:
+        return self._tail is not None
+
+    def movable_sessions(self) -> dict[int, int]:
+        """Those that can go on elsewhere from what is held of them here, and how many tokens of each. A session with
+        pictures, or one that is signed for, is more than its rows."""
+        known = {id for id, each in self._openings.items() if not (each.spans or each.receipt_nonce)}
+        return {id: length for id, length in self.session_lengths().items() if id in known and length}
+
+    def opening_of(self, session: int) -> Opening:
+        return self._openings[session]
+
+    def tokens_of(self, session: int, start: int, stop: int) -> Sequence[int]:
+        """As a last stage knows them; none elsewhere."""
+        return () if self._tail is None else self._tail.tokens(session, start, stop)
+
+    def take_over(self, opening: Opening) -> None:
+        """A session begins here whose rows another stage has computed."""
+        self._choose(opening)
+        self._openings[opening.session] = opening
+        if self._tail is not None:
+            self._tail.open([opening])
+
+    def follow(self, session: int, start: int, ids: Sequence[int]) -> None:
+        """Tokens of a session that was taken over; they truncate it at `start`."""
+        if self._tail is not None:
+            self._tail.follow(SessionRows(session, start, tuple(ids)))
 
     def close(self) -> None:
         self._executor.close()

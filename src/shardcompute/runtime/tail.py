@@ -124,6 +124,10 @@ class Tail:
             raise RowGapError(f"no token of session {session} was picked for position {position}")
         return pick[1]
 
+    def tokens(self, session: int, start: int, stop: int) -> Sequence[int]:
+        """Those of a session at these positions."""
+        return self._session(session).tokens[start:stop]
+
     def takes_best(self, session: int) -> bool:
         """Whether the tokens of a session are those of the best logits, whatever came before."""
         return pick_rule(self._session(session).sampling, 0) == BEST

@@ -106,10 +106,41 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Of a stage that several compute: which rank this node is."""
     ranks: list[Peer] = []
     """All of them, by rank; empty: this node computes the stage alone."""
+    kv_copy: int = 0
+    """Not 0: this stage is new and goes on with the sessions that it was sent by this copy (`ExpectKv`)."""
 
     @property
     def place(self) -> ShardPlace:
         return self.chain, self.start, self.stop, self.tensor
+
+
+class KvHolder(msgspec.Struct, frozen=True):
+    """A node, and layers that it holds or is to hold sessions of."""
+
+    node: Peer
+    start: int
+    stop: int
+
+
+class ExpectKv(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Take what these nodes send of the sessions of layers `[start, stop)`, which are loaded here and not in use, until
+    `Connect` names the copy. What an earlier copy has brought is dropped. Answered when it can begin."""
+
+    chain: str
+    number: int
+    start: int
+    stop: int
+    sources: list[KvHolder]
+
+
+class SendKv(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Send these nodes what sessions hold of the layers they are to take over, and what is written meanwhile, until
+    this epoch is fenced off; then the rest. Answered when little is left to send, or with why nothing will be."""
+
+    chain: str
+    epoch: int
+    number: int
+    targets: list[KvHolder]
 
 
 class StepLimits(msgspec.Struct, frozen=True):
@@ -329,6 +360,8 @@ WorkerCommand: TypeAlias = (
     | UnloadLayers
     | TakeDraftHead
     | Connect
+    | ExpectKv
+    | SendKv
     | Admit
     | Dismiss
     | FenceOff

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -34,10 +34,22 @@ from shardcompute.core.errors import (
 from shardcompute.core.process_memory import release_code, return_freed_memory
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft, SessionRows
-from shardcompute.node.rpc.commands import Admit, Connect, Connected, Peer, Redial, StepTraced, TraceStep
+from shardcompute.node.rpc.commands import (
+    Admit,
+    Connect,
+    Connected,
+    ExpectKv,
+    Peer,
+    Redial,
+    SendKv,
+    StepTraced,
+    TraceStep,
+)
 from shardcompute.node.rpc.frames import openings_of, rows_to_compute, work_of
 from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience, StepTimes
 from shardcompute.node.worker.activation_log import ActivationLog
+from shardcompute.node.worker.migration.exchange import KvExchange
+from shardcompute.node.worker.migration.receiver import ReceivedKv
 from shardcompute.node.worker.peer_links import PeerLinks
 from shardcompute.node.worker.ranks.groups import RankGroups, RankMeeting
 from shardcompute.node.worker.receipts.stage_receipts import StageReceipts
@@ -71,6 +83,7 @@ _ERRAND_S = 60.0
 """So long the computing thread may be at anything but a step: freeing memory, putting in a drafter."""
 _CLOSE_S = 10.0
 _REST_S = 2.0
+_Result = TypeVar("_Result")
 ShardKey = ShardPlace
 """(chain, first layer, layer behind the last, which share of them)"""
 
@@ -119,13 +132,14 @@ class StageServer:
         on_pace: Callable[[ShardKey, ShardPace], None] = lambda key, pace: None,
         ranks: RankGroups | None = None,
         credentials: Callable[[], Credentials] | None = None,
+        dial_kv: Callable[[Peer], Link] | None = None,
         log_bytes: int = MOST_LOG_BYTES,
         patience: Patience = STAGE_PATIENCE,
         rest_s: float = _REST_S,
     ) -> None:
         """`ranks`: the groups of those who compute stages together; this server leads in some. `credentials`: with what
-        it signs for answers that are to have a receipt. Where nothing has come in for `rest_s`, memory is given back
-        that only steps need."""
+        it signs for answers that are to have a receipt. `dial_kv`: how sessions that move are sent to others, where not
+        as frames are. Where nothing has come in for `rest_s`, memory is given back that only steps need."""
         self._node = node
         self._ranks = ranks or RankGroups(dial, on_link_broken)
         self._ranks.on_beat = self._beat
@@ -136,6 +150,7 @@ class StageServer:
         self._is_rested = True
         self._trace = StepTrace()
         self._links = PeerLinks(dial, on_link_broken)
+        self._kv = KvExchange(dial_kv or dial, self._perform)
         self._receipts = StageReceipts(credentials, self._links.send)
         self._output = StageOutput(self._links, self._receipts)
         self._most_log_bytes = log_bytes
@@ -216,6 +231,7 @@ class StageServer:
     def remove(self, key: ShardKey) -> None:
         """Free a shard, after the step that may be running."""
         self._ranks.remove(key)
+        self._kv.release(key, self.shards().get(key))
         with self._lock:
             runtime = self._runtimes.pop(key, None)
             self._times.pop(key, None)
@@ -251,11 +267,14 @@ class StageServer:
         replays, the next stage, which must be connected, is sent all that the log has. Raises LinkError, and
         BackendError where the computing thread is stuck.
         """
-        slot, goes_on = self._take_slot(command)
+        received = self._kv.take(command)
+        slot, goes_on = self._take_slot(command, received)
         if command.ranks:
             # Whoever computes in the group before is woken.
             slot.ranks = self._ranks.begin(command)
-        if not goes_on:
+        if received is not None:
+            self._inbox.put(received.install)
+        elif not goes_on:
             self._inbox.put(slot.runtime.reset)
         # A computing thread that waits to send to a peer of before would never come to the rest.
         self._links.keep_only(self._peer_urls())
@@ -266,9 +285,9 @@ class StageServer:
         done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
         replays = command.replays and goes_on
         self._inbox.put(lambda: done.put(self._join(slot, group) or self._take_stock(slot, goes_on, replays)))
-        return self._await(done)
+        return _raised(self._await(done))
 
-    def _take_slot(self, command: Connect) -> tuple[StageSlot, bool]:
+    def _take_slot(self, command: Connect, received: ReceivedKv | None) -> tuple[StageSlot, bool]:
         """The shard with its new route, and whether it goes on with its sessions."""
         chain, epoch, key = command.chain, command.epoch, command.place
         with self._lock:
@@ -282,6 +301,7 @@ class StageServer:
             former = self._slots.get(chain)
             goes_on = command.keeps_sessions and former is not None and former.runtime is runtime
             log_ = former.log if goes_on and former is not None else ActivationLog(0)
+            goes_on = goes_on or (received is not None and received.runtime is runtime)
             slot = StageSlot(chain, runtime, StageRoute.of(command), log_, self._times[key])
             slot.claim = self._claim_of(command)
             self._slots[chain] = slot
@@ -294,18 +314,15 @@ class StageServer:
         ranks = tuple(peer.node for peer in command.ranks)
         return claim if claim is None or not ranks else msgspec.structs.replace(claim, ranks=ranks)
 
-    def _await(self, done: queue.SimpleQueue[Connected | LinkError]) -> Connected:
+    def _await(self, done: queue.SimpleQueue[_Result]) -> _Result:
+        """What the computing thread says; for as long as it is well."""
         while True:
             try:
-                answer = done.get(timeout=_WATCH_S)
+                return done.get(timeout=_WATCH_S)
             except queue.Empty:
                 if not self._thread.is_alive():
                     raise LinkError("this node is closing") from None
                 self.check_not_stuck()
-                continue
-            if isinstance(answer, LinkError):
-                raise answer
-            return answer
 
     def check_not_stuck(self) -> None:
         """BackendError where the computing thread is at one thing for longer than that can take."""
@@ -362,7 +379,7 @@ class StageServer:
         self._links.open(command.driver)
         done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
         self._inbox.put(lambda: done.put(Connected(True, {}, slot.held(namespace), slot.limits())))
-        return self._await(done)
+        return _raised(self._await(done))
 
     def dismiss(self, chain: str, namespace: int) -> None:
         """A driver is gone: take nothing more of its sessions and free what they hold."""
@@ -380,12 +397,55 @@ class StageServer:
         self._ranks.fence(chain, epoch)
         with self._lock:
             self._fences[chain] = max(self._fences.get(chain, 0), epoch + 1)
+        # From here on none of its frames is computed.
+        self._kv.seal(chain, epoch)
+        with self._lock:
             slot = self._slots.get(chain)
             if not forgets or slot is None or slot.route.epoch > epoch:
                 return
             del self._slots[chain]
         self._inbox.put(slot.runtime.reset)
         self._links.keep_only(self._peer_urls())
+
+    # Sessions that move with their KV
+
+    def expect_kv(self, command: ExpectKv) -> None:
+        """Take what others send of the sessions of a shard that is loaded and not in use. LinkError: it cannot."""
+        place = (command.chain, command.start, command.stop, None)
+        with self._lock:
+            runtime, slot = self._runtimes.get(place), self._slots.get(command.chain)
+        if slot is not None and slot.runtime is runtime:
+            raise LinkError(f"layers {command.start} to {command.stop} of {command.chain} are in use here")
+        self._kv.expect(command, runtime)
+
+    def send_kv(self, command: SendKv) -> None:
+        """Send others what sessions hold here, until the epoch is fenced off. LinkError: nothing is sent."""
+        with self._lock:
+            slot = self._slots.get(command.chain)
+            keys = [key for key, each in self._runtimes.items() if slot is not None and each is slot.runtime]
+        if slot is None or slot.route.epoch != command.epoch or not keys or slot.ranks is not None:
+            raise LinkError(f"epoch {command.epoch} of chain {command.chain} is not computed here alone")
+        self._kv.send(command, slot.runtime, range(*keys[0][1:3]))
+
+    def serve_kv(self, link: Link) -> None:
+        """Sessions that another worker sends."""
+        self._kv.serve(link)
+
+    def _perform(self, task: Callable[[], _Result]) -> _Result:
+        """Run something in the computing thread, and wait for it (see `migration.sender.Perform`)."""
+        done: queue.SimpleQueue[tuple[_Result] | Exception] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                done.put((task(),))
+            except Exception as error:
+                done.put(error)
+
+        self._inbox.put(run)
+        outcome = self._await(done)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome[0]
 
     # What links bring
 
@@ -403,6 +463,7 @@ class StageServer:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
+        self._kv.close()
         self._inbox.put(None)
         self._ranks.close()
         self._links.close()
@@ -541,6 +602,7 @@ class StageServer:
             decoded = time.perf_counter()
             for opening in openings:
                 self._log_session("begins", opening.session, frame.chain)
+            self._kv.wrote(slot.runtime, work, openings)
             pending = slot.runtime.begin(work, openings, activations)
         except CollectiveError as error:
             self._parted(slot, frame, arrived.sender, error)
@@ -713,3 +775,9 @@ class StageServer:
         self._receipts.commit(message, owner)
         if not slot.route.is_last:
             self._links.send(slot.route.next, message)
+
+
+def _raised(answer: Connected | LinkError) -> Connected:
+    if isinstance(answer, LinkError):
+        raise answer
+    return answer

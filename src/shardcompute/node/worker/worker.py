@@ -39,11 +39,13 @@ from shardcompute.node.rpc.commands import (
     Connect,
     Connected,
     Dismiss,
+    ExpectKv,
     FenceOff,
     LoadLayers,
     NodeCommand,
     Probe,
     Redial,
+    SendKv,
     TakeDraftHead,
     TraceStep,
     UnloadLayers,
@@ -260,6 +262,7 @@ class Worker:
                 "collective": lambda link: self._ranks.serve(link),
                 "driver": self._serve_frames,
                 "weights": self._serve_weights,
+                "kv": lambda link: self._stages.serve_kv(link),
                 "generations": lambda link: self._hosted.serve(link),
                 "probe": answer_probes,
             },
@@ -280,6 +283,7 @@ class Worker:
             self._endpoint.dialler("stage"),
             self._link_broken,
             ranks=self._ranks,
+            dial_kv=self._endpoint.dialler("kv"),
             credentials=lambda: self._endpoint.credentials,
             on_out_of_memory=self._give_up,
             on_pace=self._tell_pace,
@@ -468,6 +472,10 @@ class Worker:
             self._connected = {key for key in self._connected if key[0] != command.chain}
             self._stages.fence(command.chain, command.epoch, forgets=command.forgets)
             self._hosted.carry_out(command)
+        elif isinstance(command, ExpectKv):
+            self._stages.expect_kv(command)
+        elif isinstance(command, SendKv):
+            self._stages.send_kv(command)
         elif isinstance(command, Admit):
             return encode_answer(self._stages.admit(command))
         elif isinstance(command, Dismiss):
