@@ -102,6 +102,16 @@ class LoadShard(Struct, frozen=True, tag=True, kw_only=True):
     tensor: RankPlace | None = None
 
 
+class CopyKv(Struct, frozen=True, tag=True, kw_only=True):
+    """Have the stages of a chain that serves send what sessions hold to those that take over their layers, while they
+    go on; then `KvCopied`, whatever came of it."""
+
+    chain: str
+    epoch: int
+    stages: tuple[StageAddress, ...]
+    target: tuple[StageAddress, ...]
+
+
 class ConnectChain(Struct, frozen=True, tag=True, kw_only=True):
     """Open the links driver → stages in order → driver for this epoch; then `ChainConnected`.
 
@@ -204,6 +214,7 @@ Action = (
     | FenceChain
     | UnloadShard
     | LoadShard
+    | CopyKv
     | ConnectChain
     | ActivateChain
     | AttachDriver

@@ -8,7 +8,7 @@ gone still holds some. All of it follows from the state alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from shardcompute.control.actions import (
     StageAddress,
 )
 from shardcompute.control.driver_placement import HOME, ring_s
-from shardcompute.control.state import Attachment, Chain, ClusterState, Node
+from shardcompute.control.state import Assignment, Attachment, Chain, ClusterState, Node
 from shardcompute.control.transitions.state_updates import with_chain
 
 
@@ -72,7 +72,7 @@ def all_drivers(state: ClusterState) -> list[tuple[str, int]]:
     return [(state.driver, 0), *others]
 
 
-def stage_addresses(state: ClusterState, chain: Chain) -> tuple[StageAddress, ...]:
+def stage_addresses(state: ClusterState, stages: Sequence[Assignment]) -> tuple[StageAddress, ...]:
     return tuple(
         StageAddress(
             stage.node,
@@ -84,7 +84,7 @@ def stage_addresses(state: ClusterState, chain: Chain) -> tuple[StageAddress, ..
             ),
             stage.exchange,
         )
-        for stage in chain.stages
+        for stage in stages
     )
 
 
@@ -124,7 +124,7 @@ def _commands_of(state: ClusterState, chain: Chain) -> Iterator[Action]:
                 driver=node.id,
                 session_namespace=node.session_namespace,
                 kv_tokens=shares[node.id],
-                stages=stage_addresses(state, chain),
+                stages=stage_addresses(state, chain.stages),
                 is_hosted=node.can_work,
             )
 

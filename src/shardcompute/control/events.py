@@ -212,6 +212,14 @@ class LayoutFound(Struct, frozen=True, tag=True):
     now_s: float
 
 
+class KvCopied(Struct, frozen=True, tag=True):
+    """The machines of these stages, to which the chain is moving, were sent what sessions hold, or will not be."""
+
+    chain: str
+    epoch: int
+    stages: tuple[Assignment, ...]
+
+
 class MoveDropped(Struct, frozen=True, tag=True):
     """The planned move does not come about: the chain stays as it is."""
 
@@ -402,6 +410,7 @@ Event = (
     | ChainReshaped
     | MovePlanned
     | LayoutFound
+    | KvCopied
     | MoveDropped
     | StandbysChosen
     | ShardProgressed
@@ -428,6 +437,7 @@ Event = (
 _FLEETING = (
     LeasesRenewed,
     LayoutFound,
+    KvCopied,
     NodeSeen,
     NodesSeen,
     NodeSuspected,

@@ -54,7 +54,8 @@ def which_move_is_over(state: ClusterState, now_s: float) -> Event | None:
             return MoveDropped(chain.id, chain.epoch, f"no move, {problem}", now_s)
         missing = _not_loaded(state, chain, target.stages)
         must_break = is_draining(state, chain) and not _fit_alongside(state, chain, missing)
-        if not missing or must_break:
+        is_prepared = not missing and (target.has_kv or not state.placing.moves_kv)
+        if is_prepared or must_break:
             return _conclude(state, chain, target, now_s)
     return None
 

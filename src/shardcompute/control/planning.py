@@ -14,6 +14,7 @@ from shardcompute.control.actions import (
     Action,
     ActivateChain,
     ConnectChain,
+    CopyKv,
     FenceChain,
     LoadShard,
     Record,
@@ -110,6 +111,7 @@ def next_commands(state: ClusterState, now_s: float) -> list[Action]:
         *_activations(state),
         *driver_commands(state),
         *_preparations(state),
+        *_kv_copies(state),
         *probe_commands(state, now_s),
         *searches(state, now_s),
         *_releases(state),
@@ -194,6 +196,16 @@ def _preparations(state: ClusterState) -> Iterator[Action]:
                 yield from _load(state, chain, standby, is_standby=True)
 
 
+def _kv_copies(state: ClusterState) -> Iterator[Action]:
+    for chain in state.live_chains():
+        target = chain.target
+        if chain.status != "ready" or target is None or target.has_kv or not state.placing.moves_kv:
+            continue
+        if all(is_loaded(state, chain, stage) for stage in target.stages):
+            now, then = stage_addresses(state, chain.stages), stage_addresses(state, target.stages)
+            yield CopyKv(chain=chain.id, epoch=chain.epoch, stages=now, target=then)
+
+
 def _load(
     state: ClusterState, chain: Chain, wanted: Assignment, *, is_standby: bool = False
 ) -> Iterator[Action]:
@@ -250,7 +262,7 @@ def _connections(state: ClusterState) -> Iterator[Action]:
                 chain=chain.id,
                 epoch=chain.epoch,
                 model=chain.model,
-                stages=stage_addresses(state, chain),
+                stages=stage_addresses(state, chain.stages),
                 used_stages=chain.used_stages,
                 kv_tokens=kv_share(state, chain, state.driver),
             )
@@ -264,7 +276,7 @@ def _activations(state: ClusterState) -> Iterator[Action]:
                 chain=chain.id,
                 epoch=chain.epoch,
                 model=chain.model,
-                stages=stage_addresses(state, chain),
+                stages=stage_addresses(state, chain.stages),
                 kv_tokens=own_kv_tokens(state, chain),
             )
 

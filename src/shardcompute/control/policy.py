@@ -72,6 +72,8 @@ class PlacementPolicy(Struct, frozen=True):
     the machines or models change: what noise promises is never worth so much for long."""
     least_lifetime_s: float = 60.0
     """So long a layout is kept, twice as long after one move, and so on, unless a machine is lost or to be emptied."""
+    moves_kv: bool = True
+    """Whether what sessions hold travels to the machines that take layers over; else it is computed again there."""
     search_every_s: float = 900.0
     """So often a better layout than the quickly found one is searched for in the background, while nothing changes."""
     forgotten_after_s: float = 86_400.0

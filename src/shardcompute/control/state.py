@@ -434,6 +434,8 @@ class MoveTarget(Struct, frozen=True):
     reason: str
     is_urgent: bool = False
     """Somebody asked for it, or for what makes it necessary: no gain is expected of it."""
+    has_kv: bool = False
+    """Its machines were sent what sessions hold of the layers that they take over, as far as that can be."""
 
 
 class Unrest(Struct, frozen=True):

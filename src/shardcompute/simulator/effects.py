@@ -64,6 +64,11 @@ class CommandEffects:
                 self._command(action, action.node, partial(self._load, action))
             case to_do.UnloadShard(node=node):
                 self._command(action, node, partial(self._unload, action))
+            case to_do.CopyKv(chain=chain, epoch=epoch, stages=stages, target=target):
+                # Sessions of a simulation are replayed: what was validated against measurements stays as it was.
+                self._count(len(stages) + len(target))
+                moved = tuple(each.assignment for each in target)
+                self._tell(happened.KvCopied(chain, epoch, moved))
             case to_do.ConnectChain():
                 self._connect(action)
             case to_do.ActivateChain():

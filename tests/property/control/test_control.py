@@ -35,6 +35,7 @@ from shardcompute.control.actions import (
     ActivateChain,
     AttachDriver,
     ConnectChain,
+    CopyKv,
     DetachDriver,
     FenceChain,
     LoadShard,
@@ -408,6 +409,8 @@ class Cluster:
                 self.tell(happened.ShardUnloaded(node, life, chain, start, stop))
             case ConnectChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainConnected(chain, epoch))
+            case CopyKv(chain=chain, epoch=epoch):
+                self.tell(happened.KvCopied(chain, epoch, tuple(each.assignment for each in action.target)))
             case ActivateChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainReady(chain, epoch))
             case SearchLayout():

@@ -83,6 +83,9 @@ class FakeCoordinator:
                 self.post(happened.ShardUnloaded(node, life, chain, start, stop))
             case to_do.ConnectChain(chain=chain, epoch=epoch):
                 self.post(happened.ChainConnected(chain, epoch))
+            case to_do.CopyKv(chain=chain, epoch=epoch):
+                stages = tuple(each.assignment for each in action.target)
+                self.post(happened.KvCopied(chain, epoch, stages))
             case to_do.ActivateChain(chain=chain, epoch=epoch):
                 self.post(happened.ChainReady(chain, epoch))
             case to_do.SearchLayout():

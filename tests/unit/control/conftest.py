@@ -81,6 +81,9 @@ class Cluster:
                 self.tell(happened.ShardUnloaded(node, life, chain, start, stop, tensor))
             case to_do.ConnectChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainConnected(chain, epoch))
+            case to_do.CopyKv(chain=chain, epoch=epoch):
+                stages = tuple(each.assignment for each in action.target)
+                self.tell(happened.KvCopied(chain, epoch, stages))
             case to_do.ActivateChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainReady(chain, epoch))
             case to_do.SearchLayout():

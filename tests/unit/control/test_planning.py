@@ -152,6 +152,7 @@ def test_a_draining_node_is_replaced_before_it_stops_serving(serving: Callable[.
         "MovePlanned",
         "StandbysChosen",
         "LoadStandby",
+        "CopyKv",
         "ChainReshaped",
         "FenceChain",
         "ConnectChain",

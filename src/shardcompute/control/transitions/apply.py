@@ -144,6 +144,13 @@ def _find_layout(state: ClusterState, event: happened.LayoutFound) -> ClusterSta
     return with_chain(state, replace(chain, found=event.stages if is_sound else (), search_at_s=search_at_s))
 
 
+def _note_kv(state: ClusterState, event: happened.KvCopied) -> ClusterState:
+    chain = _current(state, event.chain, event.epoch)
+    if chain is None or chain.target is None or chain.target.stages != event.stages:
+        return state
+    return with_chain(state, replace(chain, target=replace(chain.target, has_kv=True)))
+
+
 def _drop_move(state: ClusterState, event: happened.MoveDropped) -> ClusterState:
     chain = _current(state, event.chain, event.epoch)
     if chain is None or chain.target is None:
@@ -292,6 +299,7 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.ChainReshaped: _reshape,
     happened.MovePlanned: _plan_move,
     happened.LayoutFound: _find_layout,
+    happened.KvCopied: _note_kv,
     happened.MoveDropped: _drop_move,
     happened.StandbysChosen: _choose_standbys,
     happened.ChainConnected: _connect,

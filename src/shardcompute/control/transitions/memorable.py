@@ -16,6 +16,7 @@ def memorable(state: ClusterState) -> ClusterState:
     chains = {
         id: replace(
             chain,
+            target=None if chain.target is None else replace(chain.target, has_kv=False),
             drivers=tuple(each for each in chain.drivers if each.driver == state.driver),
             found=(),
             search_at_s=0.0,
