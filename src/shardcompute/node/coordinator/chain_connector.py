@@ -16,7 +16,7 @@ from shardcompute.control.state import Assignment, ClusterState, RankPlace
 from shardcompute.core.errors import LinkError
 from shardcompute.node.coordinator.driver_port import OwnDriver
 from shardcompute.node.coordinator.node_registry import NoAnswerError, NodeRegistry, await_answer
-from shardcompute.node.coordinator.session_recovery import RecoveryPlan, plan_recovery
+from shardcompute.node.coordinator.session_recovery import RecoveryPlan, plan_migration, plan_recovery
 from shardcompute.node.rpc.commands import (
     UNCHANGED,
     Attach,
@@ -83,11 +83,13 @@ def connect_epoch(
     registry: NodeRegistry,
     wire_of: WireOf,
     change: ShapeChange = UNCHANGED,
+    kv_copy: int = 0,
 ) -> ConnectedEpoch:
-    """Connect a new epoch. Raises LinkError, StuckStageError for a stage that does not answer because it is stuck.
-    Waits for others: call it in the background."""
-    plan = plan_recovery(action.used_stages, action.stages)
-    commands = _commands(action, driver, plan, wire_of)
+    """Connect a new epoch, whose new stages were sent sessions by `kv_copy` (0: by none). Raises LinkError,
+    StuckStageError for a stage that does not answer because it is stuck. Waits: call it in the background."""
+    recover = plan_migration if kv_copy else plan_recovery
+    plan = recover(action.used_stages, action.stages)
+    commands = _commands(action, driver, plan, wire_of, kv_copy)
     answers: dict[int, Connected] = {}
     for replays in (False, True):
         # Ranks of a stage meet each other: all of them are told at once.
@@ -187,7 +189,7 @@ def attach_command(
 
 
 def _commands(
-    action: ConnectChain, driver: OwnDriver, plan: RecoveryPlan | None, wire_of: WireOf
+    action: ConnectChain, driver: OwnDriver, plan: RecoveryPlan | None, wire_of: WireOf, kv_copy: int
 ) -> list[Connect]:
     own = Peer(driver.node, driver.url)
     ring = [*(Peer(stage.node, stage.address) for stage in action.stages), own]
@@ -206,6 +208,7 @@ def _commands(
             keeps_sessions=plan is not None and index not in plan.new,
             replays=plan is not None and index + 1 in plan.new,
             wire=wire_of(stage.node, ring[index + 1].node),
+            kv_copy=kv_copy if plan is not None and index in plan.copied else 0,
         )
         for index, stage in enumerate(action.stages)
     ]

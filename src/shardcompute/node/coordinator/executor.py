@@ -17,6 +17,7 @@ from shardcompute.control.actions import (
     ActivateChain,
     AttachDriver,
     ConnectChain,
+    CopyKv,
     DetachDriver,
     FenceChain,
     LoadShard,
@@ -36,6 +37,7 @@ from shardcompute.control.events import (
     ChainReady,
     ChainReleased,
     Event,
+    KvCopied,
     LinkBroken,
     LinkProbed,
     NodeLeft,
@@ -56,6 +58,7 @@ from shardcompute.node.coordinator.chain_connector import (
 from shardcompute.node.coordinator.coordinator_port import CoordinatorPort
 from shardcompute.node.coordinator.driver_attachments import DriverAction, DriverAttachments
 from shardcompute.node.coordinator.driver_port import DriverPorts
+from shardcompute.node.coordinator.kv_copies import KvCopies, KvCopy
 from shardcompute.node.coordinator.layout_search import LayoutSearch
 from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.rpc.commands import (
@@ -101,6 +104,7 @@ class ActionExecutor:
         self._under_way: set[Action] = set()
         self._connecting: set[Action] = set()
         self._epochs: dict[str, ConnectedEpoch] = {}
+        self._kv_copies = KvCopies()
 
     def begin(self, actions: Iterable[Action]) -> None:
         """Start what is not under way yet; what is no longer asked for may be asked for again later."""
@@ -123,6 +127,8 @@ class ActionExecutor:
             case UnloadShard(node, incarnation, chain, start, stop, tensor):
                 done = ShardUnloaded(node, incarnation, chain, start, stop, tensor)
                 self._command(action, node, UnloadLayers(chain, start, stop, tensor), done)
+            case CopyKv():
+                self._coordinator.background(partial(self._copy_kv, action))
             case ConnectChain():
                 self._begin_to_connect(action)
             case ActivateChain():
@@ -236,17 +242,28 @@ class ActionExecutor:
 
     # Epochs
 
+    def _copy_kv(self, action: CopyKv) -> None:
+        """In the background, because it waits for others."""
+        copy = self._kv_copies.run(action, self._coordinator.state, self._registry)
+        self._coordinator.later(lambda: self._kv_copied(action, copy))
+
+    def _kv_copied(self, action: CopyKv, copy: KvCopy | None) -> None:
+        self._kv_copies.keep(action.chain, copy)
+        stages = tuple(stage.assignment for stage in action.target)
+        self._coordinator.apply(KvCopied(action.chain, action.epoch, stages))
+
     def _begin_to_connect(self, action: ConnectChain) -> None:
         if identity(action) not in self._connecting:  # else it was not asked for in between, but goes on
             self._connecting.add(identity(action))
-            self._coordinator.background(partial(self._connect, action))
+            kv_copy = self._kv_copies.number_for(action)
+            self._coordinator.background(partial(self._connect, action, kv_copy))
 
-    def _connect(self, action: ConnectChain) -> None:
+    def _connect(self, action: ConnectChain, kv_copy: int) -> None:
         """In the background, because it waits for others."""
         try:
             state = self._coordinator.state
             wire_of, change = partial(wire_between, state, self._wire), change_of(state, action)
-            connected = connect_epoch(action, self._ports.own, self._registry, wire_of, change)
+            connected = connect_epoch(action, self._ports.own, self._registry, wire_of, change, kv_copy)
         except StuckStageError as stuck:
             log.warning("chain %s could not be connected: %s", action.chain, stuck)
             node, reason = stuck.node, stuck.reason
@@ -256,7 +273,7 @@ class ActionExecutor:
             log.warning("chain %s could not be connected: %s", action.chain, error)
             self._coordinator.after(_RETRY_S, lambda: self._not_connected(action))
             return
-        kept = "lost" if connected.resumption is None else "kept"
+        kept = "lost" if connected.resumption is None else "moved" if kv_copy else "kept"
         log.info("chain %s, epoch %d: connected, sessions %s", action.chain, action.epoch, kept)
         self._coordinator.later(lambda: self._connected(action, connected))
 
