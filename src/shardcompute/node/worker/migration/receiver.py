@@ -96,8 +96,8 @@ class ReceivedKv:
         if self.ledger.is_sealed:
             self.sealed.set()
 
-    def install(self) -> dict[int, int]:
-        """Go on with what has come whole, and forget the rest. Which sessions, and how many tokens of each."""
+    def install(self) -> None:
+        """Go on with what has come whole, and forget the rest."""
         whole = {} if self.settled.is_set() else self.ledger.whole()
         self.settled.set()
         held = self.runtime.session_lengths()
@@ -105,7 +105,6 @@ class ReceivedKv:
         self.runtime.close_sessions([id for id in held if id not in whole])
         for id, length in whole.items():
             self.kv.cut_session(id, length)
-        return whole
 
     def drop(self) -> None:
         if not self.settled.is_set():
