@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ class StreamedReply:
 
     arrivals_s: list[float] = field(default_factory=list)
     text: str = ""
+    began_s: float = 0.0
+    """By `time.perf_counter`."""
     timings: dict[str, Any] = field(default_factory=dict)
     """What the server said of it."""
 
@@ -90,8 +92,10 @@ class Server:
         count: int = answer.json()["count"]
         return count
 
-    def stream(self, prompt: Sequence[int], tokens: int) -> StreamedReply:
-        """One greedy answer of exactly `tokens` tokens."""
+    def stream(
+        self, prompt: Sequence[int], tokens: int, on_first: Callable[[], object] = lambda: None
+    ) -> StreamedReply:
+        """One greedy answer of exactly `tokens` tokens; `on_first` hears of the first of them."""
         body = {
             "prompt": list(prompt),
             "max_tokens": tokens,
@@ -101,12 +105,14 @@ class Server:
             "logprobs": 0,
             "speculation": {"drafter": "off"},
         }
-        result = StreamedReply()
         started = time.perf_counter()
+        result = StreamedReply(began_s=started)
         with self.client.stream("POST", "/v1/completions", json=body) as response:
             for chunk in chunks_of(response):
                 for choice in chunk["choices"]:
                     count = len((choice.get("logprobs") or {}).get("tokens", []))
+                    if count and not result.arrivals_s:
+                        on_first()
                     result.arrivals_s += [time.perf_counter() - started] * count
                     result.text += choice["text"]
                 result.timings = chunk.get("timings") or result.timings

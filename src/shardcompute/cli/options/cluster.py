@@ -142,6 +142,15 @@ DriverPlacement = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+ReplayMoves = Annotated[
+    bool,
+    typer.Option(
+        "--replay-moves",
+        help="When layers move to another machine, compute running answers again there instead of sending what they "
+        "hold in memory: a longer pause, and nothing to send.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 WireForm = Annotated[
     str | None,
     typer.Option(
@@ -341,6 +350,7 @@ class ClusterArguments:
     chains: Chains = None
     prefer: Prefer = None
     driver_placement: DriverPlacement = None
+    replay_moves: ReplayMoves = False
     wire: WireForm = None
     kv_tokens: KvTokens = None
     speculate: Speculate = Drafting.AUTO

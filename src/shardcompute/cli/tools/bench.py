@@ -292,6 +292,26 @@ def failover(
     finish(results, render_results(results, "stage", tables=("how",)), json_file)
 
 
+@app.command()
+def migration(
+    model: Model = "",
+    weights: WeightsName = "native",
+    streams: Annotated[int, typer.Option(min=1, help="Answers under way while the chain moves.")] = 8,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 1000,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens of each answer.")] = 400,
+    rounds: Annotated[int, typer.Option(min=1, help="How often both arms take their turn.")] = 2,
+    json_file: JsonFile = None,
+) -> None:
+    """A planned move amid answers: how long they pause where their KV moves along, and where it is replayed."""
+    from shardcompute.bench.migration import MigrationBench, run_migration_bench
+    from shardcompute.bench.tables import render_results
+
+    bench = MigrationBench(model_path(model), weights, streams, prompt, tokens, rounds)
+    with BenchProgress() as say:
+        results = run_migration_bench(bench, say)
+    finish(results, render_results(results, "arm"), json_file)
+
+
 app.command()(wan)
 app.command()(soak)
 app.command()(prefix)
