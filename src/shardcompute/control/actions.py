@@ -174,10 +174,12 @@ class DetachDriver(Struct, frozen=True, tag=True):
 
 
 class ProbeLink(Struct, frozen=True, tag=True):
-    """Have a node see whether its closed link to a peer is back; then `LinkProbed`, after `LinkMeasured` if it is."""
+    """Have a node see whether its closed link to a peer is back, or measure one that may have changed; then
+    `LinkProbed`, after `LinkMeasured` as many `times` if it is there."""
 
     node: str
     peer: str
+    times: int = 1
 
 
 class ReleaseNode(Struct, frozen=True, tag=True):

@@ -82,18 +82,25 @@ def _may_get_help(state: ClusterState) -> bool:
 
 
 def repair(state: ClusterState, chain: Chain, now_s: float) -> Replacement | Unplaceable:
-    """A shape for a chain that was interrupted, with draining nodes only if it must be."""
+    """A shape for a chain that was interrupted, with what others are moving to, or with draining nodes, only if it must
+    be."""
     model = state.models[chain.model].model
 
-    def attempt(has_draining: bool) -> Replacement | Unplaceable:
-        request = placement_request(state, model, now_s, chain=chain, has_draining=has_draining)
+    def attempt(*, has_draining: bool, has_coming: bool) -> Replacement | Unplaceable:
+        request = placement_request(
+            state, model, now_s, chain=chain, has_draining=has_draining, has_coming=has_coming
+        )
         return replace_stage(request, chain.stages, (), loaded_standbys(state, chain))
 
-    without = attempt(has_draining=False)
-    if isinstance(without, Replacement):
-        return without
-    including = attempt(has_draining=True)
-    return including if isinstance(including, Replacement) else without
+    is_moving = any(other.target is not None for other in state.live_chains() if other.id != chain.id)
+    without: Replacement | Unplaceable = Unplaceable(0, ())
+    for has_draining, has_coming in ((False, False), *([(False, True)] if is_moving else []), (True, True)):
+        found = attempt(has_draining=has_draining, has_coming=has_coming)
+        if isinstance(found, Replacement):
+            return found
+        if not has_draining:
+            without = found
+    return without
 
 
 def which_chain_is_missing(state: ClusterState, now_s: float) -> Event | None:

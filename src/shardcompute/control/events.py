@@ -87,6 +87,38 @@ class NodeMeasured(Struct, frozen=True, tag=True, kw_only=True):
     """Where it is what the node's whole group of ranks takes for a layer of this chain, not the node alone."""
 
 
+class StageTimed(Struct, frozen=True, tag=True, kw_only=True):
+    """Many steps in service, of a node's layers for a chain: what an average layer took, as a median of them. What is
+    believed changes where several agree (see `drift`)."""
+
+    node: str
+    incarnation: int
+    chain: str
+    model: str
+    start: int
+    stop: int
+    loaded_s: float
+    layer_s: float | None = None
+    batch_layer_s: float | None = None
+    prefill_layer_s: float | None = None
+    shape: LayerShape | None = None
+    is_group: bool = False
+    """It is what the node's whole group of ranks took."""
+    measured_at_s: float = 0.0
+    now_s: float = 0.0
+
+
+class RingTimed(Struct, frozen=True, tag=True):
+    """Many steps of a chain, as its driver saw them come back: what one took without waiting, and the lines' part of
+    that."""
+
+    chain: str
+    epoch: int
+    step_s: float
+    wire_s: float
+    now_s: float
+
+
 class LinkMeasured(Struct, frozen=True, tag=True):
     a: str
     b: str
@@ -173,6 +205,13 @@ class ModelDropped(Struct, frozen=True, tag=True):
     model: str
 
 
+class LayoutKept(Struct, frozen=True, tag=True):
+    """Somebody wants the layouts of a model's chains to stay as they are, or no longer does."""
+
+    model: str
+    is_kept: bool
+
+
 class ChainPlanned(Struct, frozen=True, tag=True):
     chain: str
     model: str
@@ -201,6 +240,19 @@ class MovePlanned(Struct, frozen=True, tag=True):
     reason: str
     is_urgent: bool
     now_s: float
+    expected_before_s: float = 0.0
+    expected_after_s: float = 0.0
+    """A token of one stream by what is believed of machines and lines, as it is and as it will be."""
+    measured_s: float = 0.0
+    """A step as it was measured of late; 0: nobody has asked for anything."""
+
+
+class MoveJudged(Struct, frozen=True, tag=True):
+    """What came of a move."""
+
+    number: int
+    outcome: str
+    measured_s: float = 0.0
 
 
 class LayoutFound(Struct, frozen=True, tag=True):
@@ -395,6 +447,8 @@ Event = (
     | NodeSeen
     | NodesSeen
     | NodeMeasured
+    | StageTimed
+    | RingTimed
     | LinkMeasured
     | LinkBroken
     | LinkClosed
@@ -406,12 +460,14 @@ Event = (
     | NodeLeft
     | ModelRequested
     | ModelDropped
+    | LayoutKept
     | ChainPlanned
     | ChainReshaped
     | MovePlanned
     | LayoutFound
     | KvCopied
     | MoveDropped
+    | MoveJudged
     | StandbysChosen
     | ShardProgressed
     | ShardLoaded
@@ -442,6 +498,8 @@ _FLEETING = (
     NodesSeen,
     NodeSuspected,
     ShardProgressed,
+    StageTimed,
+    RingTimed,
     LinkProbed,
     DriverAttached,
     DriverDetached,

@@ -2,19 +2,21 @@
 layout that is clearly worth more than this one.
 
 A move has a price: what must be fetched, and the pause of all streams. It must promise more than noise can, and more
-with each move since the machines or models last changed (`Unrest`); a layout is kept for a while before it may move.
-What was planned is carried through whatever is measured meanwhile, and judged once more when it is ready.
+with each move since the machines or models last changed (`Unrest`); a layout is kept for a while before it may move,
+and an hour has so many moves. What was planned is carried through whatever is measured meanwhile, and judged once more
+when it is ready; afterwards it is told what came of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import isfinite
+from statistics import fmean
 
 from shardcompute.control.actions import Action, SearchLayout
-from shardcompute.control.events import ChainReshaped, Event, MoveDropped, MovePlanned
+from shardcompute.control.events import ChainReshaped, Event, MoveDropped, MoveJudged, MovePlanned
 from shardcompute.control.placement.capacities import Request
-from shardcompute.control.placement.cost_model import score
+from shardcompute.control.placement.cost_model import Score, score
 from shardcompute.control.placement.place import Placement, Unplaceable, asked_in_words, place
 from shardcompute.control.placement.replacement import (
     Replacement,
@@ -30,6 +32,7 @@ from shardcompute.control.state import (
     Assignment,
     Chain,
     ClusterState,
+    Move,
     MoveTarget,
     holds,
     is_loaded,
@@ -37,7 +40,13 @@ from shardcompute.control.state import (
     loaded_standbys,
 )
 from shardcompute.control.transitions.state_updates import claimed_bytes
-from shardcompute.control.wording import change_in_words, layout_in_words, move_in_words, name_of
+from shardcompute.control.wording import (
+    change_in_words,
+    layout_in_words,
+    move_in_words,
+    name_of,
+    outcome_in_words,
+)
 
 _KEPT_GAIN = 0.5
 """A move that is ready is made if it still gains this part of what it had to promise."""
@@ -75,6 +84,8 @@ def _why_not(state: ClusterState, chain: Chain, target: MoveTarget, now_s: float
         return "a link of it is closed"
     if is_draining(state, chain):
         return ""
+    if state.models[chain.model].is_kept and not target.is_urgent:
+        return "the layout is to be kept"
     missing = _not_loaded(state, chain, target.stages)
     return "" if _fit_alongside(state, chain, missing) else "there is no room for both while it moves"
 
@@ -95,20 +106,21 @@ def which_move_pays(state: ClusterState, now_s: float) -> Event | None:
     for chain in state.live_chains():
         if chain.status != "ready" or chain.target is not None or is_waiting(state, chain.stages):
             continue
-        target = choose_target(state, chain, now_s)
-        if target is not None:
-            return MovePlanned(chain.id, chain.epoch, target.stages, target.reason, target.is_urgent, now_s)
+        planned = _plan_move(state, chain, now_s)
+        if planned is not None:
+            return planned
     return None
 
 
-def choose_target(state: ClusterState, chain: Chain, now_s: float) -> MoveTarget | None:
-    """The layout to which a serving chain should move now."""
+def _plan_move(state: ClusterState, chain: Chain, now_s: float) -> MovePlanned | None:
+    """To the layout to which a serving chain should move now."""
     is_leaving = is_draining(state, chain)
-    if not is_leaving and not chain.unrest.has_settled(state.placing, now_s):
+    if not is_leaving and not may_move(state, chain, now_s):
         return None
     request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
     if is_leaving:
-        return _relief(state, chain, request)
+        relief = _relief(state, chain, request)
+        return None if relief is None else _planned(chain, relief, now_s)
     if not set(chain.members) <= {offer.node for offer in request.offers}:
         return None
     best = _best_known(chain, request)
@@ -120,17 +132,82 @@ def choose_target(state: ClusterState, chain: Chain, now_s: float) -> MoveTarget
     move = Replacement(best, *move_seconds(request, best), "improved")
     if request.suits(best) and not request.suits(chain.stages):
         asked = f"{asked_in_words(request.parallel)} were asked for"
-        return MoveTarget(best, move_in_words(state, chain, move, asked, now, then), is_urgent=True)
+        target = MoveTarget(best, move_in_words(state, chain, move, asked, now, then), is_urgent=True)
+        return _planned(chain, target, now_s, now, then)
     if request.suits(chain.stages) and not request.suits(best):
         return None
     if chain.unrest.has_left(state.placing, now_s, best) and not _has_been_tried(request, chain.stages):
         return None
     gain = then.score / now.score - 1
-    pays = gain * state.placing.horizon_s > move.move_s + state.placing.pause_s
+    pays = gain * expected_life_s(state.placing, chain) > move.move_s + state.placing.pause_s
     least = _least_gain(state.placing, chain.stages, best)
     if not pays or gain < least * chain.unrest.factor(state.placing, now_s):
         return None
-    return MoveTarget(move.stages, move_in_words(state, chain, move, f"{gain:.0%} better", now, then))
+    target = MoveTarget(move.stages, move_in_words(state, chain, move, f"{gain:.0%} better", now, then))
+    return _planned(chain, target, now_s, now, then)
+
+
+def _planned(
+    chain: Chain, target: MoveTarget, now_s: float, now: Score | None = None, then: Score | None = None
+) -> MovePlanned:
+    step = None if chain.ring is None or chain.ring.epoch != chain.epoch else chain.ring.step
+    return MovePlanned(
+        chain.id,
+        chain.epoch,
+        target.stages,
+        target.reason,
+        target.is_urgent,
+        now_s,
+        expected_before_s=0.0 if now is None else now.latency_s,
+        expected_after_s=0.0 if then is None else then.latency_s,
+        measured_s=0.0 if step is None else step.level,
+    )
+
+
+def may_move(state: ClusterState, chain: Chain, now_s: float) -> bool:
+    """Whether a chain may move for gain, or because it is not as was asked: where nobody wants it to be kept, it has
+    served for a while, and not all moves of this hour are made."""
+    if state.models[chain.model].is_kept or not chain.unrest.has_settled(state.placing, now_s):
+        return False
+    return len(moves_of_the_hour(state, chain, now_s)) < state.placing.moves_per_hour
+
+
+def moves_of_the_hour(state: ClusterState, chain: Chain, now_s: float) -> list[Move]:
+    """Those for gain."""
+    since_s = now_s - state.placing.budget_s
+    return [
+        each
+        for each in state.moves
+        if each.chain == chain.id and not each.is_urgent and each.planned_s > since_s
+    ]
+
+
+def expected_life_s(policy: PlacementPolicy, chain: Chain) -> float:
+    """How long a layout of this chain is expected to last: as long as the last ones did where several have ended, and
+    never longer than anybody can foresee."""
+    if len(chain.lived) < 2:
+        return policy.horizon_s
+    return min(max(fmean(chain.lived), policy.least_lifetime_s), policy.horizon_s)
+
+
+def which_move_is_judged(state: ClusterState, now_s: float) -> Event | None:
+    """A question of `planning`: what came of moves, once steps of the new layout have been measured."""
+    for move in state.moves:
+        if move.outcome:
+            continue
+        chain = state.chains.get(move.chain)
+        if chain is None or not chain.is_live:
+            return MoveJudged(move.number, "not measured: the chain is no more")
+        if not move.made_epoch:
+            if chain.target is None:
+                return MoveJudged(move.number, f"not made: {chain.reason or 'the chain changed meanwhile'}")
+            continue
+        if chain.epoch > move.made_epoch:
+            return MoveJudged(move.number, "not measured: the chain changed again before it was used")
+        step = None if chain.ring is None or chain.ring.epoch != chain.epoch else chain.ring.step
+        if step is not None and step.is_settled:
+            return MoveJudged(move.number, outcome_in_words(move, step.level), step.level)
+    return None
 
 
 def _least_gain(policy: PlacementPolicy, before: Sequence[Assignment], after: Sequence[Assignment]) -> float:
@@ -166,7 +243,7 @@ def searches(state: ClusterState, now_s: float) -> Iterator[Action]:
             continue
         if is_draining(state, chain) or is_waiting(state, chain.stages):
             continue
-        if not chain.unrest.has_settled(state.placing, now_s):
+        if not may_move(state, chain, now_s):
             continue
         quick = place(placement_request(state, state.models[chain.model].model, now_s, chain=chain))
         if isinstance(quick, Placement) and not quick.is_final:

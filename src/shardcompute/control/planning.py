@@ -33,6 +33,7 @@ from shardcompute.control.decisions import (
     which_standbys_are_wanted,
     who_is_suspected_or_lost,
 )
+from shardcompute.control.drift import probes_of_doubtful_links, which_stage_has_drifted
 from shardcompute.control.driver_placement import where_a_driver_belongs
 from shardcompute.control.drivers import (
     all_drivers,
@@ -42,7 +43,12 @@ from shardcompute.control.drivers import (
     stage_addresses,
 )
 from shardcompute.control.events import Event
-from shardcompute.control.moves import searches, which_move_is_over, which_move_pays
+from shardcompute.control.moves import (
+    searches,
+    which_move_is_judged,
+    which_move_is_over,
+    which_move_pays,
+)
 from shardcompute.control.placement.place import Unplaceable
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import (
@@ -66,6 +72,8 @@ _MOST_SOURCES = 32
 _QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
     which_link_fails,
     who_is_suspected_or_lost,
+    which_stage_has_drifted,
+    which_move_is_judged,
     which_chain_is_surplus,
     which_chain_needs_repair,
     which_chain_is_missing,
@@ -113,6 +121,7 @@ def next_commands(state: ClusterState, now_s: float) -> list[Action]:
         *_preparations(state),
         *_kv_copies(state),
         *probe_commands(state, now_s),
+        *probes_of_doubtful_links(state),
         *searches(state, now_s),
         *_releases(state),
         *_reports(state, now_s),

@@ -63,13 +63,20 @@ class PlacementPolicy(Struct, frozen=True):
     source_bytes_per_s: float = 5e7
     """How fast weights are expected to arrive."""
     horizon_s: float = 600.0
-    """Moving weights must pay for itself within this time."""
+    """Moving weights must pay for itself within this time, or within the time that layouts have lasted of late where
+    that is less."""
     pause_s: float = 3.0
     """How long streams wait while a chain changes its layout, besides the loading. Whether few or many: as many as wait
     are faster afterwards."""
     min_gain: float = 0.25
     """A serving chain is re-cut only for at least this much more worth; for twice that after one move, and so on, until
     the machines or models change: what noise promises is never worth so much for long."""
+    moves_per_hour: int = 4
+    """So often a chain may move for gain, whatever is measured and whoever comes and goes."""
+    budget_s: float = 3600.0
+    """The hour of that."""
+    doubt_every_s: float = 60.0
+    """So often, at most, the lines of a ring are measured anew because its steps take longer, or less long."""
     least_lifetime_s: float = 60.0
     """So long a layout is kept, twice as long after one move, and so on, unless a machine is lost or to be emptied."""
     moves_kv: bool = True

@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from shardcompute.backends.footprint import ADAPTING_HOLDERS
+from shardcompute.control.estimates import DecayedEstimate
 from shardcompute.control.placement.parallelism import PIPELINE, Parallelism
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
@@ -142,6 +143,27 @@ class GroupTime(Struct, frozen=True):
     shape: LayerShape | None = None
 
 
+class StageTime(Struct, frozen=True):
+    """What steps in service take of late on a node, for the layers that it holds for a chain; each estimate is of an
+    average layer, for one row. What placement believes follows once they have drifted (`drift`)."""
+
+    chain: str
+    model: str
+    start: int
+    stop: int
+    loaded_s: float
+    """As it was measured when the layers were loaded."""
+    decode: DecayedEstimate | None = None
+    prefill: DecayedEstimate | None = None
+    """For each row of a prompt."""
+    shape: LayerShape | None = None
+    batch_factor: float = 0.0
+    """How much longer than one row one row each of eight sessions takes; 0: nobody knows."""
+    is_group: bool = False
+    """It is what a whole group of ranks takes, of which the node is one."""
+    measured_at_s: float = 0.0
+
+
 class UnusedDevice(Struct, frozen=True):
     """A GPU of a node's machine that cannot be used, and the line that would change that."""
 
@@ -235,6 +257,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     layer_times: tuple[LayerTime, ...] = ()
     group_times: tuple[GroupTime, ...] = ()
     """Of groups that it leads, or has led."""
+    stage_times: tuple[StageTime, ...] = ()
+    """Of the layers with which it serves now."""
     probes: tuple[float, ...] = ()
     """The newest samples of `seconds_per_byte`, which is their median."""
     loading: tuple[Loading, ...] = ()
@@ -387,6 +411,8 @@ class RequestedModel(Struct, frozen=True):
     """A small model drafts for it in the coordinator's process, and nowhere else."""
     parallel: Parallelism = PIPELINE
     """How a person asked for it to be cut."""
+    is_kept: bool = False
+    """A person wants its layouts to stay as they are: only what fails, or is to be emptied, is replaced."""
 
 
 class RankSeat(Struct, frozen=True):
@@ -475,6 +501,44 @@ def _machines(stages: Iterable[Assignment]) -> tuple[str, ...]:
     return tuple(sorted("+".join(sorted(stage.members)) for stage in stages))
 
 
+class RingTime(Struct, frozen=True):
+    """What steps of a chain take of late, as its driver sees them, in one epoch."""
+
+    epoch: int
+    step: DecayedEstimate | None = None
+    """A step that decodes, once round: stages and lines, without waiting in queues."""
+    wire: DecayedEstimate | None = None
+    """Of that, the lines between."""
+    usual_wire_s: float = 0.0
+    """What the lines took when they were last believed in; 0: not known yet."""
+    doubted_s: float = 0.0
+    """When they were last doubted."""
+    doubtful: tuple[tuple[str, str], ...] = ()
+    """Links of it that are to be measured anew, because all of them together take clearly longer, or less long."""
+
+
+class Move(Struct, frozen=True):
+    """A move of a serving chain, and what came of it. Times are those of a step of one row or a few."""
+
+    number: int
+    chain: str
+    model: str
+    reason: str
+    """What, why, and what is expected of it."""
+    planned_s: float
+    is_urgent: bool = False
+    expected_before_s: float = 0.0
+    expected_after_s: float = 0.0
+    """By the prediction that it was planned with; 0: nothing was expected."""
+    measured_before_s: float = 0.0
+    measured_after_s: float = 0.0
+    """0: nobody has asked for anything."""
+    made_epoch: int = 0
+    """The epoch that began with it; 0: it has not been made, yet or at all."""
+    outcome: str = ""
+    """What came of it; "" as long as that is open."""
+
+
 class Attachment(Struct, frozen=True):
     """A driver that uses a chain: with sessions of this namespace, and KV for `kv_tokens` of them together.
 
@@ -508,6 +572,9 @@ class Chain(Struct, frozen=True, kw_only=True):
     last_move: str = ""
     """The last change of its layout in a sentence: why, from what to what, for which gain."""
     unrest: Unrest = Unrest()
+    lived: tuple[float, ...] = ()
+    """For how many seconds its last layouts were used, newest last."""
+    ring: RingTime | None = None
     driver_unrest: Unrest = Unrest()
     drivers: tuple[Attachment, ...] = ()
     driver_host: str = ""
@@ -560,6 +627,9 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     chains_planned: int = 0
     link_breaks: tuple[LinkBreaks, ...] = ()
     """Of links that are in trouble now; a restart begins anew."""
+    moves: tuple[Move, ...] = ()
+    """The last ones, oldest first."""
+    moves_planned: int = 0
 
     def link(self, a: str, b: str) -> MeasuredLink | None:
         first, second = sorted((a, b))

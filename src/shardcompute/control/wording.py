@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardcompute.control.placement.cost_model import Score
 from shardcompute.control.placement.replacement import Replacement
-from shardcompute.control.state import Assignment, Chain, ClusterState, loaded_fraction
+from shardcompute.control.state import Assignment, Chain, ClusterState, Move, loaded_fraction
 from shardcompute.core.units import format_bytes, format_rate, format_seconds, name_layers
 
 
@@ -39,6 +39,17 @@ def move_in_words(
         f"{format_rate(then.many_streams)} instead of {format_rate(now.many_streams)} in many; "
         f"{format_bytes(move.moved_bytes)} to fetch, about {format_seconds(move.move_s)}"
     )
+
+
+def outcome_in_words(move: Move, measured_s: float) -> str:
+    """What came of a move whose new layout was measured, beside what was expected of it."""
+    told = f"a step takes {format_seconds(measured_s)}"
+    expected = move.expected_before_s / move.expected_after_s if move.expected_after_s else 0.0
+    if not move.measured_before_s:
+        return f"{told}; nobody had asked for anything before"
+    told += f" instead of {format_seconds(move.measured_before_s)}"
+    times = move.measured_before_s / measured_s
+    return f"{told}: {times:.1f} times as fast" + (f", {expected:.1f} were expected" if expected else "")
 
 
 def repair_in_words(state: ClusterState, chain: Chain, repair: Replacement) -> str:

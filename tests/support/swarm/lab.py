@@ -51,7 +51,7 @@ from shardcompute.node.coordinator.shared import (
     cluster_prefix,
     register_candidate,
 )
-from shardcompute.node.driver.chain_links import OnOverdue
+from shardcompute.node.driver.chain_links import OnOverdue, OnRing
 from shardcompute.node.driver.hosted_server import DriverHost
 from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.driver.repair_wait import QUIET_S
@@ -151,9 +151,13 @@ class LabWorker(Worker):
         super().__init__(credentials, urls, options, self._open_host)
 
     def _open_host(
-        self, endpoint: Endpoint, on_link_broken: Callable[[str], None], on_overdue: OnOverdue
+        self,
+        endpoint: Endpoint,
+        on_link_broken: Callable[[str], None],
+        on_overdue: OnOverdue,
+        on_ring: OnRing,
     ) -> DriverHost:
-        self.hosted = DriverHost(endpoint, on_link_broken, on_overdue)
+        self.hosted = DriverHost(endpoint, on_link_broken, on_overdue, on_ring)
         return self.hosted
 
     @property

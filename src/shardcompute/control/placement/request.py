@@ -10,7 +10,7 @@ from shardcompute.backends.exactness import parse_class
 from shardcompute.backends.footprint import RANK_BACKENDS
 from shardcompute.control.placement.capacities import MeasuredGroup, NodeCapacity, Request
 from shardcompute.control.placement.parallelism import PIPELINE
-from shardcompute.control.sizes import shape_of, sizes_of
+from shardcompute.control.sizes import needs_of, shape_of, sizes_of
 from shardcompute.control.state import Chain, ClusterState, LayerTime, Model, Node
 from shardcompute.control.transitions.state_updates import claimed_bytes
 
@@ -31,14 +31,17 @@ def placement_request(
     chain: Chain | None = None,
     has_draining: bool = False,
     has_shared: bool = False,
+    has_coming: bool = False,
 ) -> Request:
     """The terms for a chain of `model`: an existing one, whose own memory counts as free, or a new one.
 
-    Standbys count as free: they give way to stages. Nodes of other chains of the same model are left out
-    unless `has_shared`, draining ones unless `has_draining`.
+    Standbys count as free: they give way to stages. What other chains are moving to is theirs already, unless
+    `has_coming`. Nodes of other chains of the same model are left out unless `has_shared`, draining ones unless
+    `has_draining`.
     """
     own = None if chain is None else chain.id
-    taken = {node for other in state.live_chains(model.name) if other.id != own for node in other.members}
+    others = [other for other in state.live_chains(model.name) if other.id != own]
+    taken = {node for other in others for node in (other.members if has_coming else _used_by(other))}
     statuses = ("ready", "draining") if has_draining else ("ready",)
     corrections = _Corrections(_service_factor(state, model), _probe_factor(state, model))
     found = [
@@ -49,7 +52,12 @@ def placement_request(
         and not node.is_refusing(model.name, now_s)
         and (has_shared or node.id not in taken)
     ]
-    offers = tuple(_offer(state, node, model, own, corrections) for node in found if node.can_run(model))
+    coming = {} if has_coming else _coming_bytes(state, own)
+    offers = tuple(
+        _offer(state, node, model, own, corrections, coming.get(node.id, 0))
+        for node in found
+        if node.can_run(model)
+    )
     why = _NO_FALLBACK if model.runner else _NO_ADAPTERS
     unfit = tuple((node.id, why) for node in found if not node.can_run(model))
     offers = _of_one_class(state, model, offers, () if chain is None else chain.members)
@@ -64,6 +72,25 @@ def placement_request(
     requested = state.models.get(model.name)
     parallel = requested.parallel if requested is not None else PIPELINE
     return Request(model, offers, links, driver, state.placing, parallel, unfit, _group_times(state, model))
+
+
+def _used_by(chain: Chain) -> set[str]:
+    """Who computes for a chain, and who will once it has moved."""
+    coming = () if chain.target is None else chain.target.stages
+    return {*chain.members, *(node for stage in coming for node in stage.members)}
+
+
+def _coming_bytes(state: ClusterState, own_chain: str | None) -> dict[str, int]:
+    """Memory, by node, that other chains will use once they have moved."""
+    taken: dict[str, int] = {}
+    for other in state.live_chains():
+        if other.target is None or other.id == own_chain:
+            continue
+        for stage in other.target.stages:
+            if stage not in other.stages:
+                for node, size in needs_of(state, state.models[other.model].model, stage).items():
+                    taken[node] = taken.get(node, 0) + size
+    return taken
 
 
 def _group_times(state: ClusterState, model: Model) -> tuple[MeasuredGroup, ...]:
@@ -129,9 +156,14 @@ def _mean_rtt_s(state: ClusterState, node: str, others: Sequence[str]) -> float 
 
 
 def _offer(
-    state: ClusterState, node: Node, model: Model, own_chain: str | None, corrections: _Corrections
+    state: ClusterState,
+    node: Node,
+    model: Model,
+    own_chain: str | None,
+    corrections: _Corrections,
+    coming_bytes: int,
 ) -> NodeCapacity:
-    free = node.room_bytes - claimed_bytes(state, node.id, except_chain=own_chain)
+    free = node.room_bytes - claimed_bytes(state, node.id, except_chain=own_chain) - coming_bytes
     cached = {(each.start, each.stop) for each in node.cached if each.model == model.name}
     held = cached | {(each.start, each.stop) for each in node.shards if each.model == model.name}
     return NodeCapacity(

@@ -29,6 +29,13 @@ from shardcompute.control.state import (
     is_loaded,
 )
 from shardcompute.control.transitions.link_transitions import LINKS, without_breaks
+from shardcompute.control.transitions.move_transitions import (
+    MOVING,
+    lives_after,
+    record_end,
+    record_made,
+    record_plan,
+)
 from shardcompute.control.transitions.node_transitions import MEMBERSHIP
 from shardcompute.control.transitions.shard_transitions import SHARDS
 from shardcompute.control.transitions.state_updates import (
@@ -39,6 +46,7 @@ from shardcompute.control.transitions.state_updates import (
     trim_standbys,
     with_chain,
 )
+from shardcompute.control.transitions.timing_transitions import TIMES
 
 
 def apply(state: ClusterState, event: Event) -> ClusterState:
@@ -62,6 +70,8 @@ def _request(state: ClusterState, event: happened.ModelRequested) -> ClusterStat
     asked = event.parallel or (None if old is None else old.parallel)
     if asked is not None:
         requested = replace(requested, parallel=asked)
+    if old is not None and old.is_kept:
+        requested = replace(requested, is_kept=True)
     return forget_moves(replace(state, models={**state.models, model.name: requested}))
 
 
@@ -107,13 +117,19 @@ def _reshape(state: ClusterState, event: happened.ChainReshaped) -> ClusterState
         found=(),
         search_at_s=0.0,
         unrest=replace(chain.unrest, since_s=event.now_s),
+        lived=chain.lived if event.stages == chain.stages else lives_after(chain, event.now_s),
+        ring=None,
         # Along other machines another place may be best for it.
         driver_unrest=chain.driver_unrest if event.stages == chain.stages else Unrest(since_s=event.now_s),
         missing_bytes=0,
         avoided=(),
         host_failures=(),
     )
-    return trim_standbys(with_chain(state, reshaped)) if _is_sound(state, reshaped) else state
+    if not _is_sound(state, reshaped):
+        return state
+    if chain.target is not None and chain.target.stages == event.stages:
+        state = record_made(state, chain, event.epoch)
+    return trim_standbys(with_chain(state, reshaped))
 
 
 def _status_of_reshaped(chain: Chain) -> ChainStatus:
@@ -132,6 +148,7 @@ def _plan_move(state: ClusterState, event: happened.MovePlanned) -> ClusterState
     unrest = chain.unrest
     if not event.is_urgent:
         unrest = unrest.after_move(state.placing, event.now_s, chain.stages)
+    state = record_plan(state, chain, event)
     return with_chain(state, replace(chain, target=target, unrest=unrest, last_move=event.reason))
 
 
@@ -159,6 +176,7 @@ def _drop_move(state: ClusterState, event: happened.MoveDropped) -> ClusterState
     if not chain.target.is_urgent:
         # It was no better than this: the same is not tried again.
         unrest = chain.unrest.after_move(state.placing, event.now_s, chain.target.stages)
+    state = record_end(state, chain, event.reason)
     return with_chain(state, replace(chain, target=None, unrest=unrest, last_move=event.reason))
 
 
@@ -292,6 +310,8 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     **MEMBERSHIP,
     **LINKS,
     **SHARDS,
+    **TIMES,
+    **MOVING,
     happened.StateRemembered: _remember,
     happened.ModelRequested: _request,
     happened.ModelDropped: _drop,

@@ -18,10 +18,19 @@ from shardcompute.control.actions import Action, ProbeLink
 from shardcompute.control.drivers import loosen_drivers
 from shardcompute.control.policy import HealthPolicy
 from shardcompute.control.state import COORDINATOR, ClusterState, LinkBreaks, MeasuredLink, Node, hops
-from shardcompute.control.transitions.state_updates import forget_moves, interrupt, live_node, with_node
+from shardcompute.control.transitions.state_updates import (
+    forget_left,
+    forget_moves,
+    interrupt,
+    live_node,
+    with_node,
+)
+from shardcompute.control.transitions.timing_transitions import without_doubts
 
 _SAMPLES = 3
 """Links are measured more seldom than machines: two that agree are believed."""
+_ANOTHER = 2.0
+"""A link that is longer or thinner by this factor is not what it was."""
 
 
 def which_link_fails(state: ClusterState, now_s: float) -> happened.Event | None:
@@ -89,9 +98,19 @@ def _measure(state: ClusterState, event: happened.LinkMeasured) -> ClusterState:
         bytes_per_s = statistics.median_high(rate for _, rate in samples)
         link = MeasuredLink(a, b, rtt_s, bytes_per_s, samples=samples, rung=event.rung, remark=event.remark)
         measured = _with_link(state, link)
-        return measured if known is None or known.is_open else forget_moves(measured)
+        if known is None:
+            return measured
+        if not known.is_open:
+            return forget_moves(measured)
+        return forget_left(measured) if _is_another(known, link) else measured
     link = MeasuredLink(a, b, event.rtt_s, event.bytes_per_s, is_open=False, closed_by=event.a)
     return _close(state, link)
+
+
+def _is_another(before: MeasuredLink, now: MeasuredLink) -> bool:
+    rtts = sorted((before.rtt_s + 1e-4, now.rtt_s + 1e-4))
+    rates = sorted((before.bytes_per_s, now.bytes_per_s))
+    return max(rtts[1] / rtts[0], rates[1] / rates[0]) > _ANOTHER
 
 
 def _close(state: ClusterState, link: MeasuredLink) -> ClusterState:
@@ -117,6 +136,7 @@ def _give_up(state: ClusterState, event: happened.LinkClosed) -> ClusterState:
 
 
 def _note_probe(state: ClusterState, event: happened.LinkProbed) -> ClusterState:
+    state = without_doubts(state, event.a, event.b)
     link = state.link(event.a, event.b)
     if link is None or link.is_open:
         return state

@@ -12,7 +12,10 @@ from shardcompute.control.state import ClusterState
 
 
 def memorable(state: ClusterState) -> ClusterState:
-    nodes = {id: replace(node, loading=()) if node.loading else node for id, node in state.nodes.items()}
+    nodes = {
+        id: replace(node, loading=(), stage_times=()) if node.loading or node.stage_times else node
+        for id, node in state.nodes.items()
+    }
     chains = {
         id: replace(
             chain,
@@ -20,6 +23,7 @@ def memorable(state: ClusterState) -> ClusterState:
             drivers=tuple(each for each in chain.drivers if each.driver == state.driver),
             found=(),
             search_at_s=0.0,
+            ring=None,
             avoided=(),
             host_failures=(),
         )

@@ -19,8 +19,10 @@ from shardcompute.control.state import (
     holds,
 )
 from shardcompute.control.transitions.link_transitions import begin_links_anew
+from shardcompute.control.transitions.move_transitions import begin_moves_anew
 from shardcompute.control.transitions.state_updates import (
     claimed_bytes,
+    forget_left,
     forget_moves,
     interrupt,
     live_node,
@@ -37,6 +39,8 @@ def next_incarnation(state: ClusterState, node_id: str) -> int:
 
 
 _KEPT_GROUPS = 8
+_ANOTHER = 1.5
+"""A machine that takes so many times as long, or as little, is not what it was."""
 
 
 def _settled_status(node: Node) -> NodeStatus:
@@ -204,10 +208,16 @@ def _measure_node(state: ClusterState, event: happened.NodeMeasured) -> ClusterS
         if known.shape != event.shape:  # the same name in another form
             known = LayerTime(event.model, 0.0, shape=event.shape)
         times[event.model] = _with_layer_time(known, event, event.layer_s)
+        if event.is_served and _is_another(known.seconds, event.layer_s):
+            state = forget_left(state)
         node = replace(node, layer_times=tuple(times[model] for model in sorted(times)))
     if node.status == "joining":
         node = replace(node, status=_settled_status(node))
     return with_node(state, node)
+
+
+def _is_another(before_s: float, now_s: float) -> bool:
+    return before_s > 0 and not 1 / _ANOTHER <= now_s / before_s <= _ANOTHER
 
 
 def _with_group_time(state: ClusterState, node: Node, event: happened.NodeMeasured) -> Node:
@@ -300,7 +310,9 @@ def _part(
     node = live_node(state, node_id, incarnation)
     if node is None:
         return state
-    parted = replace(node, status=status, status_reason=reason, shards=(), loading=(), accusers=())
+    parted = replace(
+        node, status=status, status_reason=reason, shards=(), loading=(), accusers=(), stage_times=()
+    )
     state = with_node(state, parted)
     for chain in state.live_chains():
         if node_id in chain.members:
@@ -333,12 +345,14 @@ def _restart(state: ClusterState, event: happened.CoordinatorStarted) -> Cluster
         for id, node in state.nodes.items()
     }
     state = begin_links_anew(replace(state, nodes=nodes), event.now_s)
+    state = begin_moves_anew(state, event.now_s)
     for chain in state.live_chains():
         # Other machines measure anew now as well: what is there is kept for a while.
         began = replace(
             chain,
             used_stages=(),
             lost=(),
+            ring=None,
             host_failures=(),
             # Of the drivers in coordinators only ours is left: another machine may have led before.
             drivers=tuple(

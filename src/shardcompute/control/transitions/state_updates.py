@@ -59,6 +59,15 @@ def forget_moves(state: ClusterState) -> ClusterState:
     return state
 
 
+def forget_left(state: ClusterState) -> ClusterState:
+    """A machine or a line is not what it was: machines that were left for better ones may be the better ones now. How
+    often chains have moved is not forgotten for it, so that what comes and goes moves them ever more seldom."""
+    for chain in state.live_chains():
+        if chain.unrest.left:
+            state = with_chain(state, replace(chain, unrest=replace(chain.unrest, left=())))
+    return state
+
+
 def forget_retired(state: ClusterState) -> ClusterState:
     """Drop chains of which nothing is left anywhere, then unwanted models without chains."""
     is_settled = all(chain.is_live for chain in state.chains.values())

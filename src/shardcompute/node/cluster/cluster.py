@@ -138,6 +138,7 @@ class Cluster:
                 lambda chain, node: self.coordinator.lost_host(chain, node),
             ),
             on_overdue=lambda overdue: self.coordinator.step_overdue(overdue),
+            on_ring=lambda *timed: self.coordinator.ring_timed(*timed),
             credentials=lambda: self._endpoint.credentials,
         )
 

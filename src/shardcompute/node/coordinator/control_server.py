@@ -22,10 +22,12 @@ from shardcompute.control.events import (
     NodeLost,
     NodeSeen,
     NodesSeen,
+    RingTimed,
     ShardFailed,
+    StageTimed,
     decode_event,
 )
-from shardcompute.control.state import COORDINATOR, HeldDraftHead
+from shardcompute.control.state import COORDINATOR, ClusterState, HeldDraftHead
 from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError, UsageError
 from shardcompute.core.fields import shorten
@@ -270,7 +272,7 @@ class ControlServer:
             issued = CertificateIssued(error=shorten(str(error)))
         self._registry.offer(pump, issued)
 
-    def _apply_later(self, node: str, event: LinkBroken | ShardFailed) -> None:
+    def _apply_later(self, node: str, event: LinkBroken | RingTimed | ShardFailed | StageTimed) -> None:
         """In its turn, at the time of the coordinator's clock: those of nodes mean nothing here."""
         now_s = self._coordinator.now_s
         self._coordinator.later(lambda: self._apply(node, msgspec.structs.replace(event, now_s=now_s())))
@@ -291,7 +293,9 @@ class ControlServer:
         except UsageError as error:
             self._ignore(node, event, error.message)
             return
-        if isinstance(heard, LinkBroken | ShardFailed):
+        if isinstance(heard, RingTimed) and not _drives(self._coordinator.state, node, heard.chain):
+            self._ignore(node, event, "it does not drive that chain")
+        elif isinstance(heard, LinkBroken | RingTimed | ShardFailed | StageTimed):
             self._apply_later(node, heard)
         elif isinstance(heard, NodeDrained | NodeLeft):
             self._coordinator.later(lambda: self._let_go(heard, pump))
@@ -404,6 +408,12 @@ class ControlServer:
         if self._coordinator.has_stood_down or isinstance(event, NodeLeft):
             self._registry.remove(event.node, pump)
             pump.link.close()
+
+
+def _drives(state: ClusterState, node: str, chain: str) -> bool:
+    """Whether a node hosts a chain's driver: others that use the chain see it from elsewhere."""
+    known = state.chains.get(chain)
+    return known is not None and known.driver_host == node
 
 
 def _cost(message: Message) -> int:

@@ -27,7 +27,10 @@ from shardcompute.control.events import (
     LinkBroken,
     LinkClosed,
     MoveDropped,
+    MoveJudged,
     MovePlanned,
+    NodeMeasured,
+    RingTimed,
     StandbysChosen,
     StateRemembered,
     encode_event,
@@ -63,7 +66,6 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.1
 _APART_AFTER_S = 1.0
 """A lease that was renewed so soon was held up on its way, no more."""
-_MOVES = (MovePlanned, MoveDropped, ChainReshaped, StandbysChosen, DriverPlaced)
 
 
 class Coordinator:
@@ -197,6 +199,17 @@ class Coordinator:
         """The coordinator's own driver lost its link to this node."""
         self.later(lambda: self.apply(LinkBroken(self._node, node, self._clock())))
 
+    def ring_timed(self, chain: str, epoch: int, step_s: float, wire_s: float) -> None:
+        """What many steps of a chain took, as the coordinator's own driver saw them."""
+
+        def note() -> None:
+            known = self._state.chains.get(chain)
+            # Of a chain that a worker drives that one's ring counts.
+            if known is not None and not known.driver_host:
+                self.apply(RingTimed(chain, epoch, step_s, wire_s, self._clock()))
+
+        self.later(note)
+
     def step_overdue(self, overdue: StepOverdue) -> None:
         """The coordinator's own driver misses a step's results."""
         self.later(lambda: self._stalled.look_for(overdue, self._node))
@@ -299,5 +312,9 @@ class Coordinator:
             and event.reason
         ):
             log.info("chain %s: %s", event.chain, event.reason)
+        if isinstance(event, MoveJudged):
+            log.info("move %d: %s", event.number, event.outcome)
+        if isinstance(event, NodeMeasured) and event.layer_s is not None:
+            log.info("%s has drifted: a layer takes %.3g ms now", event.node, 1e3 * event.layer_s)
         if isinstance(event, LinkClosed):
             log.warning("%s cannot reach %s: planning around that link", event.reporter, event.node)

@@ -232,7 +232,9 @@ class ActionExecutor:
         def probed() -> None:
             self._coordinator.apply(LinkProbed(action.node, action.peer, self._coordinator.now_s()))
 
-        self._registry.command(action.node, Probe([peer]), lambda _: self._coordinator.later(probed))
+        self._registry.command(
+            action.node, Probe([peer] * action.times), lambda _: self._coordinator.later(probed)
+        )
 
     def _report(self, action: ReportUnservable) -> None:
         chains = self._coordinator.state.live_chains(action.model)

@@ -22,9 +22,11 @@ from shardcompute.control.events import (
     NodeLeft,
     NodeMeasured,
     NodeRested,
+    RingTimed,
     ShardFailed,
     ShardLoaded,
     ShardProgressed,
+    StageTimed,
     place_in,
 )
 from shardcompute.control.state import LayerShape, LayerTime, Node, NodeRole, RankPlace, UnusedDevice
@@ -56,9 +58,11 @@ _REPORTABLE = (
     NodeLeft,
     NodeMeasured,
     NodeRested,
+    RingTimed,
     ShardFailed,
     ShardLoaded,
     ShardProgressed,
+    StageTimed,
 )
 # From a hundred times faster than any memory to a byte in a second.
 _SECONDS_PER_BYTE = (1e-15, 1.0)
@@ -71,6 +75,7 @@ _AT_S = (0.0, 1e12)
 _OVERHEAD_S = (0.0, 3600.0)
 _RTT_S = (0.0, 3600.0)
 _BYTES_PER_S = (1.0, 1e15)
+_STEP_S = (0.0, 3600.0)
 
 
 def validate_join(event: NodeJoined) -> str | None:
@@ -134,7 +139,10 @@ def validate_report(event: Event, node: str, driver: str, known: Collection[str]
     """
     if not isinstance(event, _REPORTABLE):
         raise UsageError("that is not its business")
-    if isinstance(event, LinkMeasured):
+    if isinstance(event, RingTimed):
+        # Whether it drives that chain at all is known by whoever takes it in.
+        reporter = node
+    elif isinstance(event, LinkMeasured):
         reporter = node if node in (event.a, event.b) else event.a
     else:
         reporter = event.reporter if isinstance(event, LinkBroken) else event.node
@@ -190,6 +198,20 @@ def report_problem(event: Event) -> str | None:
             problems.append(_out_of("memory", event.memory_bytes, 0, _MOST_BYTES))
         if isinstance(event, ShardLoaded):
             problems.append(_out_of("shard", event.size_bytes, 0, _MOST_BYTES))
+    elif isinstance(event, StageTimed):
+        problems = [
+            _unwordly("chain", event.chain),
+            _no_range(event.model, event.start, event.stop),
+            *_wrong_times(event.layer_s, event.batch_layer_s, event.prefill_layer_s, event.measured_at_s),
+            _out_of("time of a layer", event.loaded_s, *_LAYER_S),
+            *_wrong_shape(event.shape),
+        ]
+    elif isinstance(event, RingTimed):
+        problems = [
+            _unwordly("chain", event.chain),
+            _out_of("time of a step", event.step_s, *_STEP_S),
+            _out_of("time of a step", event.wire_s, *_STEP_S),
+        ]
     elif isinstance(event, NodeRested):
         problems = [_unwordly("reason to rest", event.reason or "-")]
     elif isinstance(event, MemoryRegained):

@@ -41,6 +41,8 @@ from shardcompute.wire.control import StepOverdue
 
 log = logging.getLogger(__name__)
 OnTimings = Callable[[str, Sequence[StageTiming]], None]
+OnRing = Callable[[str, int, float, float], None]
+"""Hears what many steps of a chain and epoch took, in the middle: once round, and of that on lines."""
 OnOverdue = Callable[[StepOverdue], None]
 """Has a step looked for whose results are missed; returns at once."""
 
@@ -159,8 +161,10 @@ class DriverLinks:
         on_timings: OnTimings | None = None,
         on_overdue: OnOverdue = lambda overdue: None,
         receipts: ReceiptCollector | None = None,
+        on_ring: OnRing = lambda chain, epoch, step_s, wire_s: None,
     ) -> None:
         self._dial = dial
+        self._on_ring = on_ring
         self._receipts = receipts
         self._on_link_broken = on_link_broken
         self._on_overdue = on_overdue
@@ -282,6 +286,9 @@ class DriverLinks:
         driver.take_results(message.sequence, picked_of(message), timings, head_drafts_of(message))
         if self._on_timings is not None:
             self._on_timings(message.chain, timings)
+        window = driver.take_ring_window()
+        if window is not None:
+            self._on_ring(message.chain, message.epoch, window.step_s, window.wire_s)
 
     def close(self) -> None:
         with self._lock:

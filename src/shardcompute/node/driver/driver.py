@@ -39,6 +39,7 @@ from shardcompute.node.driver.generation import Emit, Generation, GenerationText
 from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad, check_request, picture_bytes
 from shardcompute.node.driver.receipts.collector import ReceiptCollector, check_receipt
 from shardcompute.node.driver.repair_wait import QUIET_S, RepairWait
+from shardcompute.node.driver.ring_pace import RingPace, RingWindow
 from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits
 from shardcompute.node.driver.sessions.kv_budget import KvBudget
 from shardcompute.node.driver.sessions.session import Session
@@ -108,6 +109,8 @@ class Driver:
         self._deltas = EffectQueue()
         self._timers = EffectQueue()
         self._flights = Flights(patience)
+        self._ring = RingPace()
+        self._ring_window: RingWindow | None = None
         self._lookout = Lookout(self._look_for_frames, self._timers, call_later)
         self._repair_wait = RepairWait(
             quiet_s, self._fail_all, self._deciding, self._timers, call_later, clock
@@ -260,6 +263,7 @@ class Driver:
             for generation in self._generations.values():
                 generation.interrupt(change)
             self._flights.clear()
+            self._ring, self._ring_window = RingPace(), None
             # Also those whose end was told to a chain that broke before all stages heard of it.
             held = resumption.held if resumption is not None else frozenset()
             kept = self._scheduler.connect(shape)
@@ -280,6 +284,12 @@ class Driver:
             self._budget.capacity_tokens = kv_tokens
             self._close_sessions(self._scheduler.shrink())
             self._fill()
+
+    def take_ring_window(self) -> RingWindow | None:
+        """What steps took of late, once for each window of many."""
+        with self._lock:
+            window, self._ring_window = self._ring_window, None
+        return window
 
     def disconnect(self) -> None:
         """The chain is lost: keep the sessions and wait for the next `connect`."""
@@ -555,11 +565,10 @@ class Driver:
         """Learn from a frame that came back, unless its first stage looked at pictures too."""
         if frame.patches:
             return
-        self._speculator.router.traversed(
-            frame.rows,
-            landing.seconds - landing.queue_s - landing.draft_s,
-            [timing.compute_s for timing in timings],
-        )
+        step_s = landing.seconds - landing.queue_s - landing.draft_s
+        self._speculator.router.traversed(frame.rows, step_s, [timing.compute_s for timing in timings])
+        window = self._ring.observe(frame.rows, step_s, landing.wire_s, self._clock())
+        self._ring_window = window or self._ring_window
         for part in frame.work:
             generation = self._generations.get(part.session)
             if generation is not None and generation.session.generated:

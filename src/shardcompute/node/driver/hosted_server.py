@@ -16,7 +16,7 @@ import msgspec
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
 from shardcompute.core.generation import Delta
-from shardcompute.node.driver.chain_links import OnOverdue
+from shardcompute.node.driver.chain_links import OnOverdue, OnRing
 from shardcompute.node.driver.command_executor import DriverCommandExecutor
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.pool import DriverPool
@@ -178,7 +178,11 @@ class DriverHost:
     """Idle until the coordinator wants a driver here. Methods may be called from any thread."""
 
     def __init__(
-        self, endpoint: Endpoint, on_link_broken: Callable[[str], None], on_overdue: OnOverdue
+        self,
+        endpoint: Endpoint,
+        on_link_broken: Callable[[str], None],
+        on_overdue: OnOverdue,
+        on_ring: OnRing = lambda chain, epoch, step_s, wire_s: None,
     ) -> None:
         self.endpoint = endpoint
         self.pool = DriverPool(
@@ -187,6 +191,7 @@ class DriverHost:
             on_link_broken,
             on_step=self._timed,
             on_overdue=on_overdue,
+            on_ring=on_ring,
             credentials=lambda: endpoint.credentials,
             on_receipt=self._made_receipt,
         )

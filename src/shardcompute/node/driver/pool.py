@@ -18,7 +18,7 @@ from shardcompute.core.errors import CapacityError, LinkError, UnknownModelError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation
 from shardcompute.core.units import format_bytes
 from shardcompute.decoding.drafting import Drafter
-from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnOverdue, OnTimings
+from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnOverdue, OnRing, OnTimings
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
@@ -99,11 +99,13 @@ class DriverPool:
         hosted: HostedDrivers | None = None,
         on_step: OnTimings | None = None,
         on_overdue: OnOverdue = lambda overdue: None,
+        on_ring: OnRing = lambda chain, epoch, step_s, wire_s: None,
         credentials: Callable[[], Credentials] | None = None,
         on_receipt: Callable[[str, bytes], None] = lambda receipt, packed: None,
     ) -> None:
         """`hosted` knows the chains that workers drive; without it all of them are driven here. `on_step`
-        hears how stages spent their time on each step, `on_overdue` of steps whose results are missed. Streams
+        hears how stages spent their time on each step, `on_ring` what many of them took, `on_overdue` of steps whose
+        results are missed. Streams
         wait `patience_s` for a model that nobody can serve any more, and `quiet_s` for one whose loading comes no
         further. With `credentials` answers can have receipts, of which `on_receipt` hears."""
         self.url = url
@@ -118,7 +120,9 @@ class DriverPool:
         )
         self.session_namespace = choose_namespace()
         self.requests = RequestLog(stage_times=self._stage_times)
-        self._links = DriverLinks(dial, on_link_broken, self._keep_timings, on_overdue, self._collector)
+        self._links = DriverLinks(
+            dial, on_link_broken, self._keep_timings, on_overdue, self._collector, on_ring
+        )
         self._lock = threading.Lock()
         self._models: dict[str, PoolModel] = {}
         self._chains: dict[str, _PoolChain] = {}

@@ -6,10 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from shardcompute.backends.device_memory import free_caches, within_memory
-from shardcompute.control.events import NodeMeasured
+from shardcompute.control.events import NodeMeasured, StageTimed
 from shardcompute.control.state import LayerTime
 from shardcompute.core.phases import phase
 from shardcompute.node.worker.service_pace import ShardPace
@@ -53,27 +51,46 @@ class DeviceSpeeds:
             measured_at_s=now_s,
         )
         self._book.note_model(self._device, time)
-        return _event(model, measured, ShardPace(), now_s, is_served=False)
+        return NodeMeasured(
+            node="",
+            incarnation=0,
+            model=model,
+            layer_s=speed.layer_s,
+            shape=measured.shape,
+            batch_layer_s=speed.batch_layer_s,
+            prefill_layer_s=speed.prefill_layer_s,
+            measured_at_s=now_s,
+        )
 
-    def paced(self, key: ShardKey, pace: ShardPace) -> NodeMeasured | None:
-        """What to tell of layers whose steps have another pace now; None where they are gone."""
+    def paced(self, key: ShardKey, pace: ShardPace) -> StageTimed | None:
+        """What to tell of layers whose steps had this pace of late; None where they are gone."""
         known = self._shards.get(key)
         if known is None:
             return None
         model, measured = known
-        log.info(
-            "%s: decoding takes %.2f times, prompts %.2f times what was measured when it was loaded",
-            model,
-            pace.decode,
-            pace.prefill,
-        )
-        event = _event(model, measured, pace, self._clock(), is_served=True)
-        chain, _, _, tensor = key
-        if tensor is None or event.layer_s is None:
-            return event
+        chain, start, stop, tensor = key
+        speed = measured.speed
         # What was measured alone counts for whole layers; in service, all ranks take as long as this one.
-        part = tensor.weights[tensor.rank] / sum(tensor.weights)
-        return replace(event, chain=chain, layer_s=event.layer_s * part)
+        part = 1.0 if tensor is None else tensor.weights[tensor.rank] / sum(tensor.weights)
+        return StageTimed(
+            node="",
+            incarnation=0,
+            chain=chain,
+            model=model,
+            start=start,
+            stop=stop,
+            loaded_s=speed.layer_s * part,
+            layer_s=_times(speed.layer_s * part, pace.decode),
+            batch_layer_s=None
+            if speed.batch_layer_s is None
+            else _times(speed.batch_layer_s * part, pace.decode),
+            prefill_layer_s=None
+            if speed.prefill_layer_s is None
+            else _times(speed.prefill_layer_s, pace.prefill),
+            shape=measured.shape,
+            is_group=tensor is not None,
+            measured_at_s=self._clock(),
+        )
 
     def unloaded(self, key: ShardKey) -> None:
         self._shards.pop(key, None)
@@ -99,18 +116,5 @@ class DeviceSpeeds:
         return speed, now_s
 
 
-def _event(
-    model: str, measured: MeasuredShard, pace: ShardPace, now_s: float, *, is_served: bool
-) -> NodeMeasured:
-    speed = measured.speed
-    return NodeMeasured(
-        node="",
-        incarnation=0,
-        model=model,
-        layer_s=speed.layer_s * pace.decode,
-        shape=measured.shape,
-        batch_layer_s=None if speed.batch_layer_s is None else speed.batch_layer_s * pace.decode,
-        prefill_layer_s=None if speed.prefill_layer_s is None else speed.prefill_layer_s * pace.prefill,
-        is_served=is_served,
-        measured_at_s=now_s,
-    )
+def _times(seconds: float, ratio: float | None) -> float | None:
+    return None if ratio is None else seconds * ratio

@@ -23,6 +23,7 @@ from shardcompute.control.events import (
     NodeJoined,
     NodeMeasured,
     NodeRested,
+    RingTimed,
     ShardFailed,
     ShardLoaded,
     ShardProgressed,
@@ -222,8 +223,12 @@ class NoHostedDrivers:
         """There is nothing to close."""
 
 
-HostDrivers = Callable[[Endpoint, Callable[[str], None], Callable[[StepOverdue], None]], HostedDriversPort]
-"""Opens them on a worker's endpoint, and has broken links and missing results reported."""
+OnRing = Callable[[str, int, float, float], None]
+HostDrivers = Callable[
+    [Endpoint, Callable[[str], None], Callable[[StepOverdue], None], OnRing], HostedDriversPort
+]
+"""Opens them on a worker's endpoint, and has broken links, missing results, and what steps take (chain, epoch, seconds
+once round, and of that on lines) reported."""
 
 
 class Worker:
@@ -273,7 +278,12 @@ class Worker:
         self._hosted: HostedDriversPort = NoHostedDrivers()
         if host_drivers is not None:
             self._hosted = host_drivers(
-                self._endpoint, self._link_broken, lambda overdue: self._control.report(overdue)
+                self._endpoint,
+                self._link_broken,
+                lambda overdue: self._control.report(overdue),
+                lambda chain, epoch, step_s, wire_s: self._control.tell(
+                    RingTimed(chain, epoch, step_s, wire_s, 0.0)
+                ),
             )
         self._ranks = RankGroups(
             self._endpoint.dialler("collective"), self._link_broken, on_out_of_memory=self._give_up
@@ -574,10 +584,10 @@ class Worker:
                 )
 
     def _tell_pace(self, key: ShardKey, pace: ShardPace) -> None:
-        """Steps in service are slower, or faster, than placement believes, and have been for a while."""
-        measured = self._speeds.paced(key, pace)
-        if measured is not None:
-            self._tell_measured(measured)
+        """What steps in service take of late; the coordinator decides what that means."""
+        timed = self._speeds.paced(key, pace)
+        if timed is not None:
+            self._control.tell(replace(timed, node=self.node, incarnation=self._control.incarnation))
 
     def _tell_measured(self, measured: NodeMeasured) -> None:
         self._control.tell(replace(measured, node=self.node, incarnation=self._control.incarnation))

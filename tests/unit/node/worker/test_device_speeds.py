@@ -82,8 +82,11 @@ def test_another_pace_is_told_of_what_is_held(tmp_path: Path, probe: mock.Mock) 
     speeds.loaded(KEY, "m", MEASURED)
     event = speeds.paced(KEY, ShardPace(2.0, 3.0))
     assert event is not None
+    assert (event.chain, event.start, event.stop, event.loaded_s) == ("m#1", 0, 2, 0.01)
     assert (event.layer_s, event.batch_layer_s, event.prefill_layer_s) == pytest.approx((0.02, 0.03, 0.003))
-    assert event.is_served
+    prompts = speeds.paced(KEY, ShardPace(prefill=3.0))
+    assert prompts is not None
+    assert (prompts.layer_s, prompts.batch_layer_s) == (None, None), "nothing was decoded"
     [time] = speeds.remembered()
     assert time.seconds == 0.01, "what a bad hour has shown is not remembered for the next start"
     speeds.unloaded(KEY)
@@ -96,5 +99,6 @@ def test_the_pace_of_a_share_is_that_of_all_its_ranks(tmp_path: Path, probe: moc
     speeds.loaded(key, "m", MEASURED)
     event = speeds.paced(key, ShardPace(2.0, 3.0))
     assert event is not None
-    assert event.chain == "m#1", "it is the group's, and says nothing of this machine alone"
+    assert event.is_group, "it says nothing of this machine alone"
+    assert event.loaded_s == pytest.approx(MEASURED.speed.layer_s / 3)
     assert event.layer_s == pytest.approx(MEASURED.speed.layer_s * 2.0 / 3)
