@@ -50,6 +50,8 @@ from shardcompute.control.wording import (
 
 _KEPT_GAIN = 0.5
 """A move that is ready is made if it still gains this part of what it had to promise."""
+_SPARES = 16
+"""So many machines are tried in the place of one stage, the fastest first."""
 
 
 def which_move_is_over(state: ClusterState, now_s: float) -> Event | None:
@@ -127,7 +129,9 @@ def _plan_move(state: ClusterState, chain: Chain, now_s: float) -> MovePlanned |
     if best is None or best == chain.stages:
         return None
     if not _fit_alongside(state, chain, _not_loaded(state, chain, best)):
-        return None
+        best = _relieved(state, chain, request)
+        if best is None:
+            return None
     now, then = score(request, chain.stages), score(request, best)
     move = Replacement(best, *move_seconds(request, best), "improved")
     if request.suits(best) and not request.suits(chain.stages):
@@ -234,6 +238,25 @@ def _best_known(chain: Chain, request: Request) -> tuple[Assignment, ...] | None
         is_better = is_possible(request, chain.found) and score(request, chain.found).score > quick.score
         return chain.found if is_better else quick.assignments
     return quick.assignments
+
+
+def _relieved(state: ClusterState, chain: Chain, request: Request) -> tuple[Assignment, ...] | None:
+    """The best layout that differs in one stage, which somebody who does nothing for the chain takes over as it is: for
+    machines that are too full to hold what they have and what a new cut would give them."""
+    idle = [each for each in request.offers if each.node not in chain.members and not each.is_standby]
+    spares = sorted(idle, key=lambda each: (each.seconds_per_byte, each.node))[:_SPARES]
+    layouts = [
+        (*chain.stages[:index], spare.take(stage.start, stage.stop), *chain.stages[index + 1 :])
+        for index, stage in enumerate(chain.stages)
+        for spare in spares
+        if not stage.ranks
+    ]
+    possible = [
+        stages
+        for stages in layouts
+        if is_possible(request, stages) and _fit_alongside(state, chain, _not_loaded(state, chain, stages))
+    ]
+    return max(possible, key=lambda stages: score(request, stages).score, default=None)
 
 
 def searches(state: ClusterState, now_s: float) -> Iterator[Action]:

@@ -50,6 +50,7 @@ from shardcompute.control.moves import (
     which_move_pays,
 )
 from shardcompute.control.placement.place import Unplaceable
+from shardcompute.control.quiet import Rest, rest
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import (
     Assignment,
@@ -69,11 +70,15 @@ from shardcompute.control.wording import loading_in_words
 
 _MOST_SOURCES = 32
 
-_QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
+Question = Callable[[ClusterState, float], Event | None]
+_WATCHING: tuple[Question, ...] = (
     which_link_fails,
     who_is_suspected_or_lost,
     which_stage_has_drifted,
     which_move_is_judged,
+)
+"""Asked at every look; what they depend on comes with heartbeats and steps."""
+_PLANNING: tuple[Question, ...] = (
     which_chain_is_surplus,
     which_chain_needs_repair,
     which_chain_is_missing,
@@ -84,9 +89,19 @@ _QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
 )
 
 
+_rest: Rest | None = None
+"""Of the look before, where nothing was decided (see `quiet`)."""
+
+
 def next_actions(state: ClusterState, now_s: float) -> list[Action]:
+    global _rest
+    known = _rest
+    if known is not None and _first(_WATCHING, state, now_s) is None and known.lasts(state, now_s):
+        return [*known.commands, *probes_of_doubtful_links(state)]
     decided, events = decide(state, now_s)
-    return [*(Record(event) for event in events), *next_commands(decided, now_s)]
+    commands = next_commands(decided, now_s)
+    _rest = None if events else rest(decided, now_s, commands)
+    return [*(Record(event) for event in events), *commands, *probes_of_doubtful_links(decided)]
 
 
 def decide(state: ClusterState, now_s: float) -> tuple[ClusterState, list[Event]]:
@@ -95,8 +110,7 @@ def decide(state: ClusterState, now_s: float) -> tuple[ClusterState, list[Event]
     # Far more than any cluster needs at once: a guard, so that two answers can never undo each other forever.
     limit = 8 * (len(state.nodes) + len(state.chains) + sum(m.chain_count for m in state.models.values()) + 1)
     while len(events) < limit:
-        answers = (question(state, now_s) for question in _QUESTIONS)
-        event = next((answer for answer in answers if answer is not None), None)
+        event = _first(_WATCHING + _PLANNING, state, now_s)
         if event is None:
             break
         changed = apply(state, event)
@@ -105,6 +119,11 @@ def decide(state: ClusterState, now_s: float) -> tuple[ClusterState, list[Event]
         state = changed
         events.append(event)
     return state, events
+
+
+def _first(questions: tuple[Question, ...], state: ClusterState, now_s: float) -> Event | None:
+    answers = (question(state, now_s) for question in questions)
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def next_commands(state: ClusterState, now_s: float) -> list[Action]:
@@ -121,7 +140,6 @@ def next_commands(state: ClusterState, now_s: float) -> list[Action]:
         *_preparations(state),
         *_kv_copies(state),
         *probe_commands(state, now_s),
-        *probes_of_doubtful_links(state),
         *searches(state, now_s),
         *_releases(state),
         *_reports(state, now_s),

@@ -39,6 +39,42 @@ def placement_request(
     `has_coming`. Nodes of other chains of the same model are left out unless `has_shared`, draining ones unless
     `has_draining`.
     """
+    key = (model.name, None if chain is None else chain.id, has_draining, has_shared, has_coming)
+    known = state.models.get(model.name)
+    if (
+        known is None
+        or known.model is not model
+        or (chain is not None and state.chains.get(chain.id) is not chain)
+    ):
+        return _request_of(state, model, now_s, chain, has_draining, has_shared, has_coming)
+    terms = _terms_of(state, now_s)
+    if key not in terms:
+        terms[key] = _request_of(state, model, now_s, chain, has_draining, has_shared, has_coming)
+    return terms[key]
+
+
+_TermsKey = tuple[str, str | None, bool, bool, bool]
+_terms: tuple[ClusterState, float, dict[_TermsKey, Request]] | None = None
+"""Of the state that was asked about last, at that time: several questions of one look need the same ones."""
+
+
+def _terms_of(state: ClusterState, now_s: float) -> dict[_TermsKey, Request]:
+    global _terms
+    known = _terms
+    if known is None or known[0] is not state or known[1] != now_s:
+        known = _terms = (state, now_s, {})
+    return known[2]
+
+
+def _request_of(
+    state: ClusterState,
+    model: Model,
+    now_s: float,
+    chain: Chain | None,
+    has_draining: bool,
+    has_shared: bool,
+    has_coming: bool,
+) -> Request:
     own = None if chain is None else chain.id
     others = [other for other in state.live_chains(model.name) if other.id != own]
     taken = {node for other in others for node in (other.members if has_coming else _used_by(other))}
