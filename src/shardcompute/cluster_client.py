@@ -36,6 +36,7 @@ from shardcompute.node.admin.views import (
     DraftHeadView,
     FetchView,
     KeyView,
+    ModelView,
     NewKey,
     NewPairing,
     NewToken,
@@ -143,6 +144,11 @@ class ClusterClient(Client):
     def unload_model(self, name: str) -> None:
         """A model, or (`model:adapter`) an adapter beside one."""
         self._ask("DELETE", f"/cluster/models/{quote(name, safe='')}", dict[str, Any])
+
+    def keep_layout(self, name: str, is_kept: bool) -> ModelView:
+        """Have a served model's layouts stay as they are, or let them move again."""
+        path = f"/cluster/models/{quote(name, safe='')}/layout"
+        return self._ask("POST", path, ModelView, {"keep": is_kept})
 
     def drain_node(self, node: str) -> NodeView:
         """By id, name or the start of the id; `watch` says when it is empty."""

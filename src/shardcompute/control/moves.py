@@ -128,11 +128,14 @@ def _plan_move(state: ClusterState, chain: Chain, now_s: float) -> MovePlanned |
     best = _best_known(chain, request)
     if best is None or best == chain.stages:
         return None
-    if not _fit_alongside(state, chain, _not_loaded(state, chain, best)):
-        best = _relieved(state, chain, request)
-        if best is None:
-            return None
     now, then = score(request, chain.stages), score(request, best)
+    least = _least_gain(state.placing, chain.stages, best) * chain.unrest.factor(state.placing, now_s)
+    if not _fit_alongside(state, chain, _not_loaded(state, chain, best)):
+        # What is worth less than the best by so much is not worth looking for.
+        relieved = _relieved(state, chain, request) if then.score / now.score - 1 >= least else None
+        if relieved is None:
+            return None
+        best, then = relieved, score(request, relieved)
     move = Replacement(best, *move_seconds(request, best), "improved")
     if request.suits(best) and not request.suits(chain.stages):
         asked = f"{asked_in_words(request.parallel)} were asked for"

@@ -118,7 +118,7 @@ class Churn:
             pipeline.is_active and pipeline.uses(machine) for pipeline in self._pool.pipelines.values()
         )
         if serving and machine.answers and self.effects is not None:
-            self.effects.report_speed(machine, is_served=True)
+            self.effects.report_steps(machine)
         self._agenda.after(self._terms.served_every_s, partial(self._report_speed, machine, life))
 
     # Going

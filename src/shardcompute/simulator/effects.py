@@ -132,7 +132,7 @@ class CommandEffects:
             machine.cached = (*machine.cached, Holding(action.model, action.start, action.stop))
             place = (action.chain, action.model, action.start, action.stop)
             self._coordinator.post(happened.ShardLoaded(machine.id, life, *place, action.size_bytes))
-            self.report_speed(machine, is_served=False)
+            self.report_speed(machine)
 
         self._agenda.after(seconds + self._terms.open_s, loaded)
 
@@ -156,12 +156,34 @@ class CommandEffects:
         machine.shards = [each for each in machine.shards if each.place != place]
         self._coordinator.post(happened.ShardUnloaded(action.node, action.incarnation, *place))
 
-    def report_speed(self, machine: SimulatedMachine, *, is_served: bool) -> None:
-        """What an average layer takes, as a machine finds it."""
+    def report_steps(self, machine: SimulatedMachine) -> None:
+        """What steps in service took, as a machine finds it in a window of many."""
+        loaded_s = self._layer_s(machine)
+        for shard in machine.shards:
+            noise = self._rng.lognormvariate(0.0, self._scenario.network.noise)
+            self._coordinator.post(
+                happened.StageTimed(
+                    node=machine.id,
+                    incarnation=machine.incarnation,
+                    chain=shard.chain,
+                    model=shard.model,
+                    start=shard.start,
+                    stop=shard.stop,
+                    loaded_s=loaded_s,
+                    layer_s=loaded_s * machine.slowdown * noise,
+                    shape=shape_of(self._model),
+                    now_s=self._agenda.now_s,
+                )
+            )
+
+    def _layer_s(self, machine: SimulatedMachine) -> float:
         sizes = sizes_of(self._model)
-        layer_bytes = sizes.work_before[-1] / self._model.layer_count
+        return sizes.work_before[-1] / self._model.layer_count * machine.seconds_per_byte
+
+    def report_speed(self, machine: SimulatedMachine) -> None:
+        """What an average layer takes, as a machine finds it when it has loaded some."""
         noise = self._rng.lognormvariate(0.0, self._scenario.network.noise)
-        layer_s = layer_bytes * machine.seconds_per_byte * machine.slowdown * noise
+        layer_s = self._layer_s(machine) * machine.slowdown * noise
         self._coordinator.post(
             happened.NodeMeasured(
                 node=machine.id,
@@ -171,7 +193,6 @@ class CommandEffects:
                 layer_s=layer_s,
                 shape=shape_of(self._model),
                 prefill_layer_s=layer_s * machine.prefill_factor,
-                is_served=is_served,
             )
         )
 

@@ -299,6 +299,9 @@ class FakeCluster:
     def drop(self, model: str) -> None:
         self.coordinator.post(happened.ModelDropped(model))
 
+    def keep_layout(self, model: str, is_kept: bool) -> None:
+        self.coordinator.post(happened.LayoutKept(model, is_kept))
+
     def drain(self, node: str) -> None:
         self.coordinator.post(happened.NodeDrained(node))
 

@@ -25,6 +25,7 @@ from shardcompute.api.cluster.schemas import (
     CreateTokenRequest,
     Deleted,
     EmptyRequest,
+    KeepLayoutRequest,
     KeyList,
     LoadModelRequest,
     PullModelRequest,
@@ -44,6 +45,7 @@ from shardcompute.node.admin.views import (
     ClusterChange,
     ClusterView,
     FetchView,
+    ModelView,
     NewKey,
     NewPairing,
     NewToken,
@@ -153,6 +155,13 @@ def _parallelism(order: LoadModelRequest) -> Parallelism | None:
 
 async def unload_model(request: Request) -> Response:
     return await _delete(request, "model", _admin(request).unload_model)
+
+
+async def keep_layout(request: Request) -> Response:
+    order = await read_body(request, KeepLayoutRequest, context_of(request).limits)
+    model = request.path_params["model"]
+    tell_audit(request, model, keep=order.keep)
+    return _reply(await asyncio.to_thread(_admin(request).keep_layout, model, order.keep))
 
 
 async def drain_node(request: Request) -> Response:
@@ -421,6 +430,17 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         reply=Deleted,
         statuses=_NAMING_ERRORS,
         audit="model.unload",
+    ),
+    ApiRoute(
+        "POST",
+        "/cluster/models/{model:path}/layout",
+        keep_layout,
+        "Have a model's layouts stay as they are, or let them move again. What fails is replaced all the same.",
+        needs=Access.OPERATE,
+        body=KeepLayoutRequest,
+        reply=ModelView,
+        statuses=_ORDER_ERRORS,
+        audit="model.keep",
     ),
     ApiRoute(
         "POST",

@@ -28,6 +28,11 @@ class EmptyRequest(ClusterRequest):
     """`{}`: asking for JSON keeps web pages from posting here without a CORS preflight."""
 
 
+class KeepLayoutRequest(ClusterRequest):
+    keep: bool
+    """Whether layouts are to stay as they are."""
+
+
 AdapterName = Annotated[str, Field(max_length=64)]
 AdapterFolder = Annotated[str, Field(max_length=4096)]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardcompute.cli.cluster.access import ClusterLocation
+from shardcompute.cli.cluster.access import ClusterAddress, ClusterLocation
 from shardcompute.cli.cluster.load import Chains, Model, name_for
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.format import parse_size
@@ -49,6 +49,13 @@ def plan(
             rich_help_panel=_MACHINES,
         ),
     ] = "",
+    keep: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep/--no-keep",
+            help="Have a served model stay where it is, or let it move again. What fails is replaced all the same.",
+        ),
+    ] = None,
     json: Json = False,
     at: ClusterLocation,
 ) -> None:
@@ -74,6 +81,9 @@ def plan(
         )
     screen = open_screen()
     address = at.require()
+    if keep is not None:
+        _keep(address, model, keep, is_json=json)
+        return
     with address.connect() as client:
         planned = client.plan(
             name_for(address, model),
@@ -89,6 +99,22 @@ def plan(
         screen.write("\n".join(lines) + "\n")
     if not all(chain.is_possible for chain in planned.chains):
         raise typer.Exit(CapacityError.exit_code)
+
+
+def _keep(address: ClusterAddress, model: str, is_kept: bool, *, is_json: bool) -> None:
+    """Pin a served model's layout, or let it move."""
+    screen = open_screen()
+    with address.connect() as client:
+        view = client.keep_layout(model, is_kept)
+    if is_json:
+        screen.write_json({"model": view.name, "is_kept": view.is_kept})
+    elif is_kept:
+        screen.say(
+            f"{view.name} stays where it is, also after a restart; only machines that fail, or are drained, are "
+            f"replaced (shardcompute plan {view.name} --no-keep lets it move again)"
+        )
+    else:
+        screen.say(f"{view.name} may move again, where that pays")
 
 
 def _count(

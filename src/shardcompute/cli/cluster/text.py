@@ -162,6 +162,8 @@ def _describe_model(view: ClusterView, model: ModelView, width: int, detail: int
         f"({model.weight_form}, {count_of(model.layer_count, 'layer')}, "
         f"file {format_bytes(model.file_bytes)}; in memory {describe_parts(model.parts)})"
     )
+    if model.is_kept:
+        yield from wrapped("its layout is kept: only machines that fail, or are drained, are replaced", width)
     for reason in model.reasons:
         yield from wrapped(reason, width)
     if detail == _MODELS:
@@ -196,6 +198,8 @@ def _describe_chain(
         yield from wrapped(f"drafts: {'; '.join(each.text for each in chain.drafters)}", width)
     if chain.last_move:
         yield from wrapped(f"{'moving' if chain.is_moving else 'last move'}: {chain.last_move}", width)
+    if chain.moves and chain.moves[0].outcome and chain.moves[0].outcome != chain.last_move:
+        yield from wrapped(f"what came of it: {chain.moves[0].outcome}", width)
     if any(driver.node in names and driver.node != chain.driver_host for driver in chain.drivers):
         yield f"  drivers: {', '.join(_describe_driver(driver, names) for driver in chain.drivers)}"
 

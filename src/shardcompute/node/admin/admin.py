@@ -46,6 +46,7 @@ from shardcompute.node.admin.views import (
     FetchView,
     KeyView,
     LoadView,
+    ModelView,
     NewKey,
     NewPairing,
     NewToken,
@@ -458,6 +459,17 @@ class ClusterAdmin(Closing):
                 parallel=parallel,
                 progress=progress,
             )
+
+    def keep_layout(self, name: str, is_kept: bool) -> ModelView:
+        """Have the layouts of a model's chains stay as they are, or let them move again."""
+        state = self._state
+        known = state.models.get(name)
+        if known is None or not known.is_wanted:
+            served = ", ".join(sorted(state.models)) or "none"
+            raise UnknownModelError(f"the model {name!r} is not served here", hint=f"use one of: {served}")
+        self._cluster.keep_layout(name, is_kept)
+        [view] = [each for each in view_models(state, self._clock(), ()) if each.name == name]
+        return dataclasses.replace(view, is_kept=is_kept)
 
     # Nodes
 

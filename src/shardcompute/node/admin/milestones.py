@@ -27,6 +27,12 @@ def milestones(before: ClusterState, after: ClusterState) -> list[EventView]:
     if after.models is not before.models:
         for name in sorted({*before.models, *after.models}):
             events += _model_events(name, before.models.get(name), after.models.get(name))
+    if after.moves is not before.moves:
+        told = {move.number for move in before.moves if move.outcome}
+        for move in after.moves:
+            if move.made_epoch and move.outcome and move.number not in told:
+                text = f"{move.model} has moved: {move.outcome}"
+                events.append(EventView(kind="chain", text=text, model=move.model, chain=move.chain))
     if after.chains is not before.chains:
         for id in sorted(after.chains):
             events += _chain_events(before.chains.get(id), after.chains[id], after)
@@ -110,6 +116,9 @@ def _model_events(name: str, old: RequestedModel | None, new: RequestedModel | N
     elif is_wanted and new is not None and (old is None or not was_wanted or old.model != new.model):
         text = f"{name} is to be served ({new.model.weight_form}, {count_of(new.chain_count, 'chain')})"
         yield EventView(kind="model", text=text, model=name)
+    if old is not None and new is not None and old.is_kept != new.is_kept:
+        stays = "stays as it is, but for machines that fail" if new.is_kept else "may move again"
+        yield EventView(kind="model", text=f"the layout of {name} {stays}", model=name)
 
 
 def _move_events(old: Chain | None, chain: Chain) -> Iterator[EventView]:

@@ -45,6 +45,7 @@ from shardcompute.node.admin.views import (
     LoadingLayers,
     MemoryParts,
     ModelView,
+    MoveView,
     NodeView,
     RankView,
     ServingStatus,
@@ -56,6 +57,7 @@ from shardcompute.node.admin.views import (
 )
 from shardcompute.wire import StageTiming
 
+_SHOWN_MOVES = 5
 Timings = Mapping[str, Sequence[StageTiming]]
 Routers = Mapping[str, Mapping[str, float]]
 """By chain, what its router of drafts has measured."""
@@ -263,6 +265,7 @@ def _view_model(
         reasons=reasons,
         runner=model.runner,
         kv_type=model.kv_type,
+        is_kept=requested.is_kept,
     )
 
 
@@ -311,8 +314,25 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         driver_host_reason=_explain_driver_host(state, chain, now_s, names),
         exactness=explain_exactness(state, chain.stages, state.models[chain.model].model),
         is_mixed=is_mixed(classes_of(state, chain.members, state.models[chain.model].model)),
+        moves=_view_moves(state, chain),
         last_move=chain.last_move,
         is_moving=chain.target is not None,
+    )
+
+
+def _view_moves(state: ClusterState, chain: Chain) -> tuple[MoveView, ...]:
+    own = [move for move in state.moves if move.chain == chain.id]
+    return tuple(
+        MoveView(
+            number=move.number,
+            reason=move.reason,
+            outcome=move.outcome,
+            expected_before_s=move.expected_before_s,
+            expected_after_s=move.expected_after_s,
+            measured_before_s=move.measured_before_s,
+            measured_after_s=move.measured_after_s,
+        )
+        for move in own[: -_SHOWN_MOVES - 1 : -1]
     )
 
 

@@ -261,6 +261,21 @@ class DriverView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoveView:
+    """A move of a serving chain, and what came of it. Times are those of a step of one row or a few; 0: not known."""
+
+    number: int
+    reason: str
+    """What, why, and what is expected of it."""
+    outcome: str
+    """What came of it; "" as long as that is open."""
+    expected_before_s: float = 0.0
+    expected_after_s: float = 0.0
+    measured_before_s: float = 0.0
+    measured_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChainView:
     id: str
     model: str
@@ -280,6 +295,8 @@ class ChainView:
     """The worker that drives it in the coordinator's place; "": the coordinator does."""
     driver_host_reason: str = ""
     """In words, where its driver sits and why."""
+    moves: tuple[MoveView, ...] = ()
+    """The last ones that were planned, newest first."""
     last_move: str = ""
     """The last change of its layout in a sentence: why, from what to what, for which gain."""
     is_moving: bool = False
@@ -319,6 +336,8 @@ class ModelView:
     """What CPUs round its keys and values to."""
     sees: bool = False
     """Whether it takes images."""
+    is_kept: bool = False
+    """Its layouts stay as they are: only machines that fail, or are to be emptied, are replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

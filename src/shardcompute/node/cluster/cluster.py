@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from shardcompute.control import ClusterState, PlacementPolicy
-from shardcompute.control.events import ModelDropped, ModelRequested, NodeDrained
+from shardcompute.control.events import LayoutKept, ModelDropped, ModelRequested, NodeDrained
 from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.placement.rank_groups import check_ranks
 from shardcompute.control.sizes import describe_card
@@ -338,6 +338,9 @@ class Cluster:
         self.pool.remove_model(model)
         self.coordinator.introduce()
         self._files.close(model)
+
+    def keep_layout(self, model: str, is_kept: bool) -> None:
+        self.coordinator.post(LayoutKept(model, is_kept))
 
     # Nodes
 

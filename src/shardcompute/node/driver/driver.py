@@ -220,6 +220,11 @@ class Driver:
                 self._budget.capacity_tokens,
             )
 
+    def kept_tokens(self, request: GenerationRequest) -> int:
+        """How much of a prompt's beginning the chain has kept, and need not compute."""
+        with self._lock:
+            return self._budget.kept_tokens(request)
+
     def speculation(self) -> Mapping[str, float]:
         """What the router knows (see `decoding.router`)."""
         with self._lock:

@@ -1,8 +1,8 @@
 """Driver pool: models served by chains, as the API sees them (`node.service.Service`) and as the coordinator does.
 
-Each chain has a driver of its own; a request goes to the one with the least to do. A chain that is being repaired
-keeps its sessions: they go on when it is back. A model that nobody can serve any more fails its requests at once,
-with what is missing.
+Each chain has a driver of its own; a request goes where its beginning was kept and there is little to do. A chain that
+is being repaired keeps its sessions: they go on when it is back. A model that nobody can serve any more fails its
+requests at once, with what is missing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.prefix_routing import ChainOffer, SentPrompts, choose_chain
 from shardcompute.node.driver.receipts.collector import ReceiptCollector, check_receipt
 from shardcompute.node.driver.receipts.store import ReceiptStore
 from shardcompute.node.driver.repair_wait import QUIET_S
@@ -128,6 +129,8 @@ class DriverPool:
         self._chains: dict[str, _PoolChain] = {}
         self._unservable: dict[str, tuple[str, str]] = {}
         """What is missing, and what to do about it."""
+        self._sent_prompts: dict[str, SentPrompts] = {}
+        """By chain, of those that workers drive."""
         self._successors: dict[str, str] = {}
         """Of models that take no new requests: what is about to be served instead."""
         self._patience_s = patience_s
@@ -264,6 +267,7 @@ class DriverPool:
     def retire_chain(self, chain: str) -> None:
         with self._lock:
             known = self._chains.pop(chain, None)
+            self._sent_prompts.pop(chain, None)
         self._links.forget(chain)
         if known is not None:
             known.driver.close()
@@ -398,7 +402,7 @@ class DriverPool:
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
         found, adapter = self._find(model)
         name, request = found.name, replace(request, adapter=adapter)
-        chain, driver = self._choose_driver(name)
+        chain, driver = self._choose_driver(name, request)
         deltas = DeltaStream()
         check_receipt(request, self._collector)
         if request.receipt:
@@ -435,8 +439,9 @@ class DriverPool:
             f"the model {name!r} is not served here", hint=f"use one of: {known or 'none yet'}"
         )
 
-    def _choose_driver(self, model: str) -> tuple[str, Driver]:
-        """The least busy chain of the model and its driver; one being repaired only where there is no other."""
+    def _choose_driver(self, model: str, request: GenerationRequest) -> tuple[str, Driver]:
+        """The chain of the model that has the least to do for this request and others (see `prefix_routing`), and its
+        driver; one being repaired only where there is no other."""
         with self._lock:
             if model in self._successors:
                 raise _giving_way(model, self._successors[model])
@@ -445,10 +450,27 @@ class DriverPool:
                 raise CapacityError(message, hint=hint)
             chains = {name: chain for name, chain in self._chains.items() if chain.model == model}
             connected = {name: chain for name, chain in chains.items() if chain.is_connected}
-            drivers = [(name, chain.driver) for name, chain in (connected or chains).items()]
+            drivers = {name: chain.driver for name, chain in (connected or chains).items()}
         if not drivers:
             raise _loading(model)
-        return min(drivers, key=lambda each: self._busyness(*each))
+        if len(drivers) == 1:
+            return next(iter(drivers.items()))
+        offers = {
+            name: ChainOffer(self._kept_tokens(name, driver, request), self._busyness(name, driver))
+            for name, driver in drivers.items()
+        }
+        chosen = choose_chain(offers, len(request.prompt))
+        if self._host(chosen) is not None:
+            with self._lock:
+                self._sent_prompts.setdefault(chosen, SentPrompts()).add(request)
+        return chosen, drivers[chosen]
+
+    def _kept_tokens(self, chain: str, driver: Driver, request: GenerationRequest) -> int:
+        if self._host(chain) is None:
+            return driver.kept_tokens(request)
+        with self._lock:
+            sent = self._sent_prompts.get(chain)
+            return 0 if sent is None else sent.kept_tokens(request)
 
     def _stage_times(self, chain: str) -> Sequence[StageTiming]:
         with self._lock:

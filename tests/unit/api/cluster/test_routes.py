@@ -43,6 +43,7 @@ PATHS = {
     "/cluster/plan",
     "/cluster/models",
     "/cluster/models/{model}",
+    "/cluster/models/{model}/layout",
     "/cluster/nodes/{node}/drain",
     "/cluster/nodes/{node}",
     "/cluster/tokens",

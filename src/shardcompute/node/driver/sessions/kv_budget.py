@@ -6,6 +6,7 @@ In tokens of whole pages, and pure bookkeeping: whoever keeps this tells the cha
 from __future__ import annotations
 
 from shardcompute.core.batch import PAGE_TOKENS
+from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.driver.sessions.prefix_cache import PrefixStore
 from shardcompute.node.driver.sessions.session import Session, round_to_pages
 
@@ -56,6 +57,12 @@ class KvBudget:
                 session.begin_with(prefix)
         self.running[session.id] = session
         return True
+
+    def kept_tokens(self, request: GenerationRequest) -> int:
+        """How much of a prompt's beginning a session would be given."""
+        if not self._can_share or request.prompt_logprobs is not None or request.sampling.shows_rows:
+            return 0
+        return self._prefixes.kept_tokens(request, self.running.values())
 
     def release(self, session: Session) -> bool:
         """A session gives its room back; whether it had any."""

@@ -16,6 +16,7 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
+from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.pictures import PictureSpan
 from shardcompute.core.steps import Prefix
 from shardcompute.node.driver.sessions.session import Session, round_to_pages
@@ -57,14 +58,14 @@ class PrefixStore:
         if length < SHORTEST or not session.is_opened:
             return False
         self._parked[session.id] = _Parked(
-            session.request.prefix_scope, _array(session.known[:length]), _seen(session)
+            session.request.prefix_scope, _array(session.known[:length]), _seen(session.request)
         )
         return True
 
     def find(self, session: Session, running: Iterable[Session]) -> Prefix | None:
         """The longest beginning that the session shares with one that is kept, or that is running."""
         # The last known token is always computed: its row picks the next one.
-        wanted, seen = _array(session.known[:-1]), _seen(session)
+        wanted, seen = _array(session.known[:-1]), _seen(session.request)
         best: Prefix | None = None
         for number, parked in self._parked.items():
             if parked.scope == session.request.prefix_scope:
@@ -79,7 +80,7 @@ class PrefixStore:
                 and other.request.prefix_scope == session.request.prefix_scope
             ):
                 computed = _array(other.known[: min(other.sent, len(other.known))])
-                length = _uncut(seen, _seen(other), _common(wanted, computed))
+                length = _uncut(seen, _seen(other.request), _common(wanted, computed))
                 best = _longer(best, Prefix(other.id, length))
         if best is None:
             return None
@@ -88,6 +89,26 @@ class PrefixStore:
         elif best.source in self._parked:
             self._parked.move_to_end(best.source)
         return best
+
+    def kept_tokens(self, request: GenerationRequest, running: Iterable[Session]) -> int:
+        """How much of a prompt's beginning `find` would find; nothing is taken for that."""
+        wanted, seen = _array(request.prompt[:-1]), _seen(request)
+        shared = [
+            _uncut(seen, parked.pictures, _common(wanted, parked.ids))
+            for parked in self._parked.values()
+            if parked.scope == request.prefix_scope
+        ]
+        shared += [
+            _uncut(
+                seen,
+                _seen(other.request),
+                _common(wanted, _array(other.known[: min(other.sent, len(other.known))])),
+            )
+            for other in running
+            if other.is_opened and other.request.prefix_scope == request.prefix_scope
+        ]
+        longest = max(shared, default=0)
+        return longest if longest >= SHORTEST else 0
 
     def evict(self) -> int | None:
         """Give up the one that was used longest ago; its number, None if there is none."""
@@ -106,8 +127,8 @@ def _longer(best: Prefix | None, other: Prefix) -> Prefix | None:
     return other
 
 
-def _seen(session: Session) -> Seen:
-    return tuple((picture.span, picture.digest) for picture in session.request.pictures)
+def _seen(request: GenerationRequest) -> Seen:
+    return tuple((picture.span, picture.digest) for picture in request.pictures)
 
 
 def _uncut(mine: Seen, others: Seen, length: int) -> int:
