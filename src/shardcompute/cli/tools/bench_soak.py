@@ -71,6 +71,14 @@ def prefix(
     workers: Workers = 3,
     prompt_tokens: Annotated[int, typer.Option(min=64, help="Tokens of the system prompt.")] = 1000,
     rounds: Annotated[int, typer.Option(min=1, help="Questions; both arms answer each.")] = 12,
+    copies: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Count instead what so many copies of a model would compute of prompts with shared beginnings, where "
+            "requests go by prefix and load, to the fewest sessions, or by chance. No model is needed.",
+        ),
+    ] = 0,
     json_file: JsonFile = None,
 ) -> None:
     """A long system prompt before different questions, remembered against computed anew.
@@ -81,6 +89,20 @@ def prefix(
     from shardcompute.bench.report import listed
     from shardcompute.bench.tables import render_results
 
+    if copies:
+        from shardcompute.bench.prefix_routing import (
+            RoutingBench,
+            routing_raw,
+            routing_results,
+            run_routing_bench,
+        )
+
+        routing = RoutingBench(copies=copies, prompt_tokens=prompt_tokens)
+        outcomes = run_routing_bench(routing)
+        counted = routing_results(outcomes)
+        typer.echo(render_results(counted, "policy"))
+        write_results(json_file, {"results": listed(counted), **routing_raw(routing, outcomes)})
+        return
     bench = PrefixBench(model_path(model), weights, workers, prompt_tokens, rounds=rounds)
     with BenchProgress() as say:
         outcome = run_prefix_bench(bench, say)
