@@ -1,8 +1,8 @@
 """`bench prefix --copies`: to which copy of a model requests go that share their beginnings: by prefix and load, to the
 fewest sessions, or by chance.
 
-Drivers, schedulers, prefix caches and the rule are those of a cluster; chains compute nothing, and each takes a frame of
-so many rows in a round. Rows and rounds are counted, so that the same seed gives the same figures on every computer.
+Drivers, schedulers, prefix caches and the rule are those of a cluster; chains compute nothing, and each takes a frame
+of so many rows in a round. Rows and rounds are counted, so that the same seed gives the same figures everywhere.
 """
 
 from __future__ import annotations

@@ -96,5 +96,4 @@ def _moments(state: ClusterState) -> Iterator[float]:
 def _moments_of(unrest: Unrest, state: ClusterState) -> Iterator[float]:
     policy = state.placing
     yield unrest.since_s + policy.forgotten_after_s
-    yield unrest.since_s + policy.least_lifetime_s
     yield unrest.since_s + policy.least_lifetime_s * unrest.factor(policy, unrest.since_s)

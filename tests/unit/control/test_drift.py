@@ -273,8 +273,9 @@ def test_two_copies_do_not_move_to_the_same_machine() -> None:
     assert not set(first.members) & set(second.members)
     for name in (*first.members, *second.members):
         cluster.machines[name] = replace(cluster.machines[name], seconds_per_byte=2e-10)
-    for name in ("x", "y"):
-        cluster.machines[name] = Machine(memory_bytes=400 * MIB, seconds_per_byte=2e-11)
+    for name, speed in (("x", 1e-11), ("y", 2e-11)):
+        # Room for both copies at once: it is not memory that keeps them apart.
+        cluster.machines[name] = Machine(memory_bytes=2000 * MIB, seconds_per_byte=speed)
         cluster.join(name)
     cluster.measure_links()
     cluster.now_s += 120
