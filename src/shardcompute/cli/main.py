@@ -48,6 +48,7 @@ _COMMANDS = {
     "show": "models.show:show",
     "rm": "models.store:rm",
     "distill": "models.distill:distill",
+    "finetune": "models.finetune:finetune",
     "backup": "tools.backup:backup",
     "restore": "tools.backup:restore",
     "sim": "simulation.sim:sim",

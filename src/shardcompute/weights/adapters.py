@@ -137,7 +137,7 @@ def open_adapters(
 def open_adapter(name: str, folder: Path, spec: ModelSpec, layout: Layout, *, is_gguf: bool) -> Adapter:
     """Read an adapter for a model of this layout. Shapes are checked before numbers are read."""
     config = _read_config(folder)
-    base = _base_modules(spec, layout, is_gguf=is_gguf)
+    base = base_modules(spec, layout, is_gguf=is_gguf)
     path = folder / _TENSORS
     if not path.is_file():
         raise UnknownModelError(
@@ -163,7 +163,7 @@ def open_adapter(name: str, folder: Path, spec: ModelSpec, layout: Layout, *, is
 
 
 @dataclass(frozen=True, slots=True)
-class _BaseModule:
+class BaseModule:
     stored: str
     places: tuple[tuple[str, TensorPlace | None], ...]
     width_out: int
@@ -171,13 +171,13 @@ class _BaseModule:
     is_adaptable: bool
 
 
-_Key = tuple[int, str]
+ModuleKey = tuple[int, str]
 """Layer, and the module's name within it."""
 
 
-def _base_modules(spec: ModelSpec, layout: Layout, *, is_gguf: bool) -> dict[_Key, _BaseModule]:
+def base_modules(spec: ModelSpec, layout: Layout, *, is_gguf: bool) -> dict[ModuleKey, BaseModule]:
     """The linear maps of the base's layers by what adapters call them."""
-    modules: dict[_Key, _BaseModule] = {}
+    modules: dict[ModuleKey, BaseModule] = {}
     for layer, places in enumerate(layout.layers):
         if is_gguf:
             named = {tail: {name: places[name]} for tail, name in _GGUF_MODULES.items() if name in places}
@@ -192,11 +192,11 @@ def _base_modules(spec: ModelSpec, layout: Layout, *, is_gguf: bool) -> dict[_Ke
     return modules
 
 
-def _base_module(spec: ModelSpec, parts: Mapping[str, TensorPlace], *, is_gguf: bool) -> _BaseModule:
+def _base_module(spec: ModelSpec, parts: Mapping[str, TensorPlace], *, is_gguf: bool) -> BaseModule:
     own = ADAPTABLE if spec.latent is None else ADAPTABLE[3:]
     width = max(_stored_rows(place, is_gguf=is_gguf) for place in parts.values())
     first = next(iter(parts.values()))
-    return _BaseModule(
+    return BaseModule(
         first.stored,
         # GGUF's own order of rows is not the adapter's: ours is.
         tuple((name, None if is_gguf else place) for name, place in parts.items()),
@@ -321,8 +321,8 @@ def _plain(key: Any) -> str:
     return key
 
 
-def _find_tensors(file: TensorFile) -> dict[_Key, dict[str, str]]:
-    found: dict[_Key, dict[str, str]] = {}
+def _find_tensors(file: TensorFile) -> dict[ModuleKey, dict[str, str]]:
+    found: dict[ModuleKey, dict[str, str]] = {}
     for name in file.entries:
         match = _TENSOR.fullmatch(name)
         if match is None:
@@ -344,11 +344,11 @@ def _find_tensors(file: TensorFile) -> dict[_Key, dict[str, str]]:
     return found
 
 
-def _wanted(config: _LoraConfig, folder: Path, base: Mapping[_Key, _BaseModule]) -> set[_Key] | None:
+def _wanted(config: _LoraConfig, folder: Path, base: Mapping[ModuleKey, BaseModule]) -> set[ModuleKey] | None:
     """The modules that the config asks for; None: it leaves that open."""
     if config.targets is None:
         return None
-    wanted: set[_Key] = set()
+    wanted: set[ModuleKey] = set()
     for target in config.targets:
         of_target = {key for key in base if f".layers.{key[0]}.{key[1]}".endswith(f".{target}")}
         if not of_target:
@@ -362,7 +362,7 @@ def _wanted(config: _LoraConfig, folder: Path, base: Mapping[_Key, _BaseModule])
 
 
 def _check_wanted(
-    folder: Path, found: Mapping[_Key, object], wanted: set[_Key] | None, base: Mapping[_Key, _BaseModule]
+    folder: Path, found: Mapping[ModuleKey, object], wanted: set[ModuleKey] | None, base: Mapping[ModuleKey, BaseModule]
 ) -> None:
     for layer, tail in found:
         module = base.get((layer, tail))
@@ -388,7 +388,7 @@ def _check_wanted(
             )
 
 
-def _check_shapes(file: TensorFile, names: Sequence[str], module: _BaseModule, rank: int) -> int:
+def _check_shapes(file: TensorFile, names: Sequence[str], module: BaseModule, rank: int) -> int:
     if rank > MAX_RANK:
         raise UnsupportedModelError(
             f"{file.name} has the rank {rank}", hint=f"ranks up to {MAX_RANK} are supported"

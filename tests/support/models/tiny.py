@@ -501,6 +501,8 @@ def save_tiny_talker(name: str, folder: Path, words: Path, *, layers: int = 6) -
     vocabulary = read_config(words)["vocab_size"]
     config = FAMILIES[name]()
     config.num_hidden_layers, config.vocab_size, config.max_position_embeddings = layers, vocabulary, 512
+    if getattr(config, "layer_types", None):
+        config.layer_types = (config.layer_types * layers)[:layers]
     config.bos_token_id, config.eos_token_id = vocabulary - 2, vocabulary - 1
     torch.manual_seed(sum(name.encode()))
     with _quiet():

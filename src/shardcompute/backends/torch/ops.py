@@ -59,7 +59,10 @@ class PartialTable:
 class TorchOps:
     """`begin` says which batch the next calls are about."""
 
-    def __init__(self, kv: PagedKv, context_length: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, kv: PagedKv | None, context_length: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Without `kv`, `attend` has to be another's (see `finetune.training_ops`)."""
         self._kv = kv
         self._context_length = context_length
         self._device = device
@@ -274,6 +277,7 @@ class TorchOps:
         tables: torch.Tensor,
     ) -> torch.Tensor:
         assert self._plan is not None
+        assert self._kv is not None
         shape = (-1, (attention.kv_heads, attention.head_dim))
         values = None if v is None else v.unflatten(*shape)
         self._kv.write(layer, places, k.unflatten(*shape), values)

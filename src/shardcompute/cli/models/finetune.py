@@ -1,0 +1,295 @@
+"""`shardcompute finetune`: teach a model with examples, and get an adapter that is served beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import typer
+
+from shardcompute.cli.console import Screen, open_screen
+from shardcompute.cli.models.finetune_options import (
+    Alpha,
+    Batch,
+    CheckpointEvery,
+    Clip,
+    DataFile,
+    Device,
+    Dropout,
+    Dtype,
+    Epochs,
+    EvaluateEvery,
+    HasSamples,
+    HeldOut,
+    IsDryRun,
+    IsFresh,
+    IsRankStabilised,
+    Licence,
+    MaxLength,
+    MicroBatches,
+    Out,
+    Patience,
+    Rank,
+    Rate,
+    Recompute,
+    ScheduleName,
+    Seed,
+    Steps,
+    Targets,
+    TaughtModel,
+    Warmup,
+    WeightDecay,
+)
+from shardcompute.cli.options.engine import Threads
+from shardcompute.cli.progress import waiting
+from shardcompute.core.errors import BackendError
+from shardcompute.core.settings import load_settings
+from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
+from shardcompute.weights.sources.reference import parse_reference
+
+if TYPE_CHECKING:
+    from shardcompute.finetune.estimate import RunEstimate
+    from shardcompute.finetune.local import LocalOptions
+    from shardcompute.finetune.plan import FinetunePlan
+    from shardcompute.finetune.preparation import PreparedRun
+    from shardcompute.finetune.training import CurvePoint, LoopOptions, Taught
+    from shardcompute.weights.checkpoint import Checkpoint
+
+_STATE_COPIES = 6
+"""A checkpoint and the one before it hold what is learned and two moments each."""
+_SAMPLES = 2
+
+
+def finetune(
+    model: TaughtModel,
+    data: DataFile,
+    out: Out = Path("adapter"),
+    rank: Rank = 8,
+    alpha: Alpha = None,
+    targets: Targets = "",
+    is_rank_stabilised: IsRankStabilised = False,
+    dropout: Dropout = 0.0,
+    epochs: Epochs = 1.0,
+    steps: Steps = 0,
+    batch: Batch = 8,
+    micro_batches: MicroBatches = 2,
+    rate: Rate = 2e-4,
+    warmup: Warmup = 0,
+    schedule: ScheduleName = "linear",
+    weight_decay: WeightDecay = 0.0,
+    clip: Clip = 1.0,
+    max_length: MaxLength = 512,
+    seed: Seed = 1,
+    held_out: HeldOut = None,
+    eval_every: EvaluateEvery = 20,
+    patience: Patience = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    recompute: Recompute = None,
+    threads: Threads = None,
+    checkpoint_every: CheckpointEvery = 10,
+    dry_run: IsDryRun = False,
+    is_fresh: IsFresh = False,
+    samples: HasSamples = True,
+    licence: Licence = "",
+) -> None:
+    """Teach a model with examples (LoRA), and write an adapter that is served beside it.
+
+    The weights stay as they are; small additions to them are learned. The folder that comes of it is what PEFT writes:
+    serve it with `--adapter NAME=FOLDER` and ask for `model:NAME`, or load it with `peft`. A run that was cut short is
+    gone on with by the same command, to the same bytes. Needs torch.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise BackendError("teaching needs torch", hint="pip install 'shardcompute[torch]'")
+    from shardcompute.finetune.plan import SCHEDULES, FinetunePlan, LoraShape
+    from shardcompute.finetune.training import LoopOptions
+
+    chosen = next((each for each in SCHEDULES if each == schedule), None)
+    if chosen is None:
+        raise typer.BadParameter(f"use one of {', '.join(SCHEDULES)}", param_hint="--schedule")
+    names = tuple(part.strip() for part in targets.split(",") if part.strip())
+    plan = FinetunePlan(
+        steps=steps,
+        batch=batch,
+        micro_batches=micro_batches,
+        rate=rate,
+        warmup=warmup,
+        schedule=chosen,
+        weight_decay=weight_decay,
+        clip=clip,
+        seed=seed,
+        longest=max_length,
+        lora=LoraShape(rank, alpha or 2.0 * rank, names, is_rank_stabilised, dropout),
+    )
+    loop = LoopOptions(checkpoint_every, eval_every, patience)
+    machine = _local_options(device, dtype, recompute, threads)
+    _Run(open_screen(), model, out, licence, machine, loop).run(
+        data, held_out, plan, epochs, dry_run=dry_run, is_fresh=is_fresh, samples=samples
+    )
+
+
+def _local_options(device: str, dtype: str, recompute: bool | None, threads: int | None) -> LocalOptions:
+    import torch
+
+    from shardcompute.backends.processor import default_threads
+    from shardcompute.backends.torch.device import choose_device
+    from shardcompute.finetune.local import LocalOptions
+
+    if device == "auto":
+        has_mps = torch.backends.mps.is_available()
+        device = "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
+    count = threads or load_settings().threads or default_threads()
+    return LocalOptions(str(choose_device(device)), dtype, count, 1, recompute)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One command: prepare, say what it takes, teach, write, show."""
+
+    screen: Screen
+    model: str
+    out: Path
+    licence: str
+    machine: LocalOptions
+    loop: LoopOptions
+
+    def run(
+        self,
+        data: Path,
+        held_out: Path | None,
+        plan: FinetunePlan,
+        epochs: float,
+        *,
+        dry_run: bool,
+        is_fresh: bool,
+        samples: bool,
+    ) -> None:
+        from shardcompute.finetune.preparation import clear_resume, prepare_folder, prepare_run
+        from shardcompute.weights.checkpoint import open_checkpoint
+        from shardcompute.weights.sources.resolve import resolve
+
+        screen, reference = self.screen, parse_reference(self.model)
+        with waiting(screen, f"opening {reference}") as progress:
+            checkpoint = open_checkpoint(resolve(reference, load_settings(), progress))
+        with checkpoint:
+            prepared = prepare_run(
+                data,
+                held_out,
+                checkpoint.tokenizer(),
+                plan,
+                epochs=epochs,
+                context_length=checkpoint.spec.context_length,
+                vocab_size=checkpoint.spec.vocab_size,
+            )
+            estimate = self._say_estimate(checkpoint, prepared, is_timed=dry_run)
+            if dry_run:
+                return
+            folder = prepare_folder(
+                self.out, estimate.parameters * 4 * (_STATE_COPIES + 1), is_fresh=is_fresh
+            )
+            taught = self._teach(checkpoint, prepared, folder)
+            self._write(checkpoint, prepared, taught, samples=samples)
+            clear_resume(self.out)
+            folder.rmdir()
+        self._say_result(taught)
+
+    def _teach(self, checkpoint: Checkpoint, prepared: PreparedRun, resume: Path) -> Taught:
+        from shardcompute.finetune.local import teach_here
+
+        return teach_here(
+            checkpoint,
+            prepared,
+            resume,
+            self.machine,
+            self.loop,
+            available_bytes=psutil.virtual_memory().available,
+            on_step=lambda point, seconds: self._say_step(point, seconds, prepared.plan.steps),
+            say=self.screen.say,
+        )
+
+    def _write(self, checkpoint: Checkpoint, prepared: PreparedRun, taught: Taught, *, samples: bool) -> None:
+        """The folder; with samples, twice: an adapter has to be there to answer with."""
+        from dataclasses import replace
+
+        from shardcompute.finetune.modules import choose_modules
+        from shardcompute.finetune.peft_folder import AdapterCard, write_peft_folder
+        from shardcompute.finetune.preparation import licence_of
+        from shardcompute.finetune.samples import prompts_of, sample_both
+
+        modules = choose_modules(
+            checkpoint.spec,
+            checkpoint.layout,
+            prepared.plan.lora,
+            is_gguf=checkpoint.files.kind == "gguf",
+        )
+        card = AdapterCard(
+            checkpoint.name,
+            self.licence or licence_of(checkpoint.files),
+            prepared.data.name,
+            prepared.sha256,
+            len(prepared.taught.examples),
+            prepared.plan,
+            taught.curve,
+        )
+        write_peft_folder(self.out, taught.learned, modules, card)
+        if not samples:
+            return
+        tokenizer = checkpoint.tokenizer()
+        prompts = prompts_of(prepared.held_out or prepared.taught.examples, _SAMPLES)
+        answers = sample_both(checkpoint, self.out, prompts, self.machine.threads)
+        shown = []
+        for prompt, (before, after) in zip(prompts, answers, strict=True):
+            shown.append(tuple(tokenizer.decode(ids) for ids in (prompt, before, after)))
+            for label, text in zip(("asked", "before", "after"), shown[-1], strict=True):
+                self.screen.say(f"{label + ':':8}{' '.join(text.split())}")
+        told = tuple((prompt, before, after) for prompt, before, after in shown)
+        write_peft_folder(self.out, taught.learned, modules, replace(card, samples=told))
+
+    # What is said
+
+    def _say_estimate(self, checkpoint: Checkpoint, prepared: PreparedRun, *, is_timed: bool) -> RunEstimate:
+        from shardcompute.finetune.local import measure_operations, plan_here
+
+        say, plan, taught = self.screen.say, prepared.plan, prepared.taught
+        available = psutil.virtual_memory().available
+        estimate = plan_here(checkpoint, prepared, self.machine, available)
+        say(
+            f"{count_of(len(taught.examples), 'example')}, {taught.tokens} tokens, {taught.learned} of them learned; "
+            f"{count_of(plan.steps, 'step')} of {plan.batch} examples"
+        )
+        if taught.shortened or taught.dropped:
+            say(
+                f"{taught.shortened} cut at {plan.longest} tokens, {taught.dropped} dropped with nothing to learn"
+            )
+        if prepared.held_out:
+            say(f"{count_of(len(prepared.held_out), 'example')} held out")
+        say(
+            f"{estimate.parameters} numbers are learned; about {format_bytes(estimate.total_bytes)} of memory "
+            f"({format_bytes(available)} free)"
+            + (", activations computed again" if estimate.recomputes else "")
+        )
+        if not is_timed:
+            return estimate
+        seconds = estimate.seconds(measure_operations(self.machine.threads, self.machine.device))
+        say(f"about {format_seconds(seconds)} on {self.machine.device} with {self.machine.threads} threads")
+        boundary = 2 * estimate.step_tokens * checkpoint.spec.hidden * 4
+        say(
+            f"in a swarm, {format_bytes(boundary)} for each step between two stages, "
+            f"{format_bytes(boundary * plan.steps)} in all"
+        )
+        return estimate
+
+    def _say_step(self, point: CurvePoint, seconds: float, steps: int) -> None:
+        watched = "" if point.held_out is None else f", held out {point.held_out:.4f}"
+        self.screen.say(
+            f"step {point.step}/{steps}: loss {point.loss:.4f}{watched}, {format_rate(point.tokens / seconds)}, "
+            f"gradient norm {point.norm:.3f}, rate {point.rate:.2e}"
+        )
+
+    def _say_result(self, taught: Taught) -> None:
+        early = " (ended early: what is held out got no better)" if taught.is_early else ""
+        self.screen.say(f"taught in {format_seconds(taught.seconds)}{early}: {self.out}")
+        self.screen.say(f"serve it: shardcompute up {self.model} --adapter {self.out.name}={self.out}")
