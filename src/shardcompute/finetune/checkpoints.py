@@ -2,8 +2,8 @@
 
 One safetensors file with facts as JSON in its header; nothing of it is ever executed. It is written beside the last
 one and takes its name when it is whole, so that a run that is killed at any moment goes on from one of the two. Tensors
-have PEFT's names, so that a run goes on however the model is cut then. The data's position and all chance follow from the
-step and the plan's seed.
+have PEFT's names, so that a run goes on however the model is cut then. The data's position and all chance follow from
+the step and the plan's seed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.units import format_bytes
-from shardcompute.finetune.modules import choose_modules
+from shardcompute.finetune.modules import AdaptedMap
 from shardcompute.finetune.plan import FinetunePlan
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Stage
@@ -68,11 +68,13 @@ def estimate_run(
     plan: FinetunePlan,
     *,
     mean_tokens: float,
-    is_gguf: bool,
+    modules: Sequence[AdaptedMap],
     recomputes: bool,
     weight_bytes: int = _FLOAT_BYTES,
+    in_flight: int | None = None,
 ) -> RunEstimate:
-    """Of examples that have so many tokens each, on average; the longest may fill a whole micro-batch."""
+    """Of examples that have so many tokens each, on average; the longest may fill a whole micro-batch. `in_flight` is
+    how many micro-batches a stage holds, where `stages` are not all there are."""
     step_tokens = math.ceil(plan.batch * mean_tokens)
     rows = math.ceil(step_tokens / plan.micro_batches) + plan.longest
     needs, matrix_numbers, parameters = [], 0, 0
@@ -82,18 +84,17 @@ def estimate_run(
         matrix_numbers += sum(
             math.prod(shape) for name, shape in shapes if len(shape) == 2 and name != "embedding"
         )
-        modules = choose_modules(spec, layout, plan.lora, is_gguf=is_gguf, stage=stage)
-        learned = sum(module.parameters(plan.lora.rank) for module in modules)
+        here = [module for module in modules if stage.start <= module.layer < stage.stop]
+        learned = sum(module.parameters(plan.lora.rank) for module in here)
         parameters += learned
         # With one forward, one backward at a time, earlier stages hold more micro-batches than later ones.
-        in_flight = min(plan.micro_batches, len(stages) - place)
+        held = in_flight or min(plan.micro_batches, len(stages) - place)
         needs.append(
             StageNeed(
                 stage,
                 numbers * weight_bytes,
                 learned * _STATE_COPIES * _FLOAT_BYTES,
-                _activation_bytes(spec, stage, rows, recomputes) * in_flight
-                + _logit_bytes(spec, stage, rows),
+                _activation_bytes(spec, stage, rows, recomputes) * held + _logit_bytes(spec, stage, rows),
             )
         )
     passes = 3 if recomputes else 2

@@ -11,8 +11,9 @@ import torch
 
 from shardcompute.core.errors import UsageError
 from shardcompute.finetune.estimate import SPARE_SHARE, RunEstimate, check_memory, estimate_run
-from shardcompute.finetune.pipeline import LocalPipeline
-from shardcompute.finetune.plan import plan_digest
+from shardcompute.finetune.local_pipeline import LocalPipeline
+from shardcompute.finetune.modules import AdaptedMap, choose_modules
+from shardcompute.finetune.plan import FinetunePlan, plan_digest
 from shardcompute.finetune.preparation import PreparedRun
 from shardcompute.finetune.stage import FinetuneStage, StageOptions
 from shardcompute.finetune.training import LoopOptions, OnStep, Taught, teach
@@ -55,7 +56,7 @@ def plan_here(
             cut(checkpoint.spec, options.stages),
             prepared.plan,
             mean_tokens=prepared.mean_tokens,
-            is_gguf=checkpoint.files.kind == "gguf",
+            modules=adapted_modules(checkpoint, prepared.plan),
             recomputes=recomputes,
             weight_bytes=DTYPES[options.dtype].itemsize,
         )
@@ -65,6 +66,12 @@ def plan_here(
     stored = estimate(recomputes=False)
     fits = stored.total_bytes <= SPARE_SHARE * available_bytes
     return stored if fits else estimate(recomputes=True)
+
+
+def adapted_modules(checkpoint: Checkpoint, plan: FinetunePlan) -> tuple[AdaptedMap, ...]:
+    """All that a run adapts."""
+    is_gguf = checkpoint.files.kind == "gguf"
+    return choose_modules(checkpoint.spec, checkpoint.layout, plan.lora, is_gguf=is_gguf)
 
 
 def run_digest(checkpoint: Checkpoint, prepared: PreparedRun) -> str:

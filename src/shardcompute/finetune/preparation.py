@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardcompute.core.errors import UsageError
-from shardcompute.finetune.batches import steps_of
-from shardcompute.finetune.dataset import read_dataset
-from shardcompute.finetune.examples import ChatTokenizer, Example, ExampleSet, make_examples
+from shardcompute.finetune.data.batches import steps_of
+from shardcompute.finetune.data.dataset import read_dataset
+from shardcompute.finetune.data.examples import ChatTokenizer, Example, ExampleSet, make_examples
 from shardcompute.finetune.plan import FinetunePlan, check_finetune_plan
 from shardcompute.weights.sources.disk import check_room
 from shardcompute.weights.sources.resolve import ModelFiles

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.batch import Segment
-from shardcompute.finetune.examples import Example
+from shardcompute.finetune.data.examples import Example
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import Checkpoint
 

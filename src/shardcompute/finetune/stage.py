@@ -21,7 +21,7 @@ from shardcompute.backends.matrix import Float32
 from shardcompute.collectives import Group
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.finetune.adamw import SplitAdamW
-from shardcompute.finetune.batches import MicroBatch
+from shardcompute.finetune.data.batches import MicroBatch
 from shardcompute.finetune.modules import AdaptedMap, choose_modules, first_numbers
 from shardcompute.finetune.plan import FinetunePlan
 from shardcompute.finetune.training_ops import Addition, TaughtLinear, TrainingOps
@@ -70,13 +70,17 @@ class FinetuneStage:
         plan: FinetunePlan,
         options: StageOptions | None = None,
         copies: Group | None = None,
+        modules: Sequence[AdaptedMap] | None = None,
     ) -> None:
+        """`modules`: those of the stage that are adapted, where `layout` does not tell what PEFT calls them."""
         options = options or StageOptions()
         self.stage, self.plan, self._options, self._layout = stage, plan, options, layout
         self._device = torch.device(options.device)
         self._ops = TrainingOps(plan.longest, self._device, options.dtype)
         self._decoder = Decoder(spec, stage, source)
-        self.modules = choose_modules(spec, layout, plan.lora, is_gguf=options.is_gguf, stage=stage)
+        if modules is None:
+            modules = choose_modules(spec, layout, plan.lora, is_gguf=options.is_gguf, stage=stage)
+        self.modules = tuple(modules)
         sizes = [module.parameters(plan.lora.rank) for module in self.modules]
         self.values = torch.empty(sum(sizes), device=self._device)
         self._gradients = torch.zeros_like(self.values)

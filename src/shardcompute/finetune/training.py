@@ -12,9 +12,9 @@ from pathlib import Path
 
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.errors import BackendError
-from shardcompute.finetune.batches import MicroBatch, pack_batches, step_batches
 from shardcompute.finetune.checkpoints import TrainingState, read_checkpoint, write_checkpoint
-from shardcompute.finetune.examples import Example
+from shardcompute.finetune.data.batches import MicroBatch, pack_batches, step_batches
+from shardcompute.finetune.data.examples import Example
 from shardcompute.finetune.pipeline import Pipeline, learned_of
 from shardcompute.finetune.plan import FinetunePlan
 

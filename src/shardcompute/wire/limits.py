@@ -24,6 +24,7 @@ from shardcompute.wire.messages import (
     StepFailed,
     StepFrame,
     StepResult,
+    TrainingFrame,
 )
 
 
@@ -76,6 +77,10 @@ def check_message(message: Message, body_bytes: int, limits: WireLimits) -> None
         return
     if isinstance(message, KvRows):
         _check_kv_rows(message, body_bytes, limits)
+        return
+    if isinstance(message, TrainingFrame):
+        if body_bytes != message.size:
+            raise LinkError(f"{message.size} bytes of a fine-tuning run were announced and {body_bytes} came")
         return
     if body_bytes:
         raise LinkError(f"{type(message).__name__} has no body, but {body_bytes} bytes came with it")

@@ -35,6 +35,8 @@ ID_BYTES = 4
 MOST_STAGES = 1024
 """More than any chain has."""
 MOST_NONCE_BYTES = 16
+MOST_TRAINING_BYTES = 7 << 20
+"""Of what a step learns from, as tokens."""
 MOST_SIGNED_BYTES = 256 << 10
 MOST_CERTIFICATE_BYTES = 8 << 10
 MOST_KV_BYTES = 4 << 20
@@ -357,6 +359,18 @@ class KvSealed(msgspec.Struct, frozen=True, array_like=True, tag=74):
     lengths: Annotated[dict[Number, Count], msgspec.Meta(max_length=MOST_KV_SESSIONS)]
 
 
+class TrainingFrame(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """A word of a fine-tuning run (`finetune.frames`): between its driver and a stage, or activations and gradients
+    between two stages, as the body. `facts` are what `kind` calls for, as JSON."""
+
+    run: Name
+    kind: Name
+    call: Number
+    number: Number
+    facts: Annotated[bytes, msgspec.Meta(max_length=MOST_TRAINING_BYTES)]
+    size: Number
+
+
 DataMessage: TypeAlias = (
     Hello
     | Welcome
@@ -380,6 +394,7 @@ DataMessage: TypeAlias = (
     | KvRows
     | KvEnded
     | KvSealed
+    | TrainingFrame
 )
 Message: TypeAlias = DataMessage | ControlMessage
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from shardcompute.collectives import run_ranks, thread_groups
 from shardcompute.collectives.fabric_group import FabricGroup
-from shardcompute.finetune.pipeline import LocalPipeline, StepOutcome
+from shardcompute.finetune.local_pipeline import LocalPipeline
+from shardcompute.finetune.pipeline import StepOutcome
 from shardcompute.finetune.plan import FinetunePlan, LoraShape
 from support.finetuning import PeftRun, batches_of, open_pipeline, open_stages, open_tiny, random_examples
 from support.models.tiny import save_tiny, save_tiny_talker

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import psutil
 import typer
 
+from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.models.finetune_options import (
     Alpha,
     Batch,
     CheckpointEvery,
     Clip,
+    CodecName,
     DataFile,
     Device,
     Dropout,
@@ -24,12 +26,14 @@ from shardcompute.cli.models.finetune_options import (
     EvaluateEvery,
     HasSamples,
     HeldOut,
+    InSwarm,
     IsDryRun,
     IsFresh,
     IsRankStabilised,
     Licence,
     MaxLength,
     MicroBatches,
+    MostWorkers,
     Out,
     Patience,
     Rank,
@@ -37,15 +41,19 @@ from shardcompute.cli.models.finetune_options import (
     Recompute,
     ScheduleName,
     Seed,
+    ServedAs,
+    Share,
     Steps,
     Targets,
     TaughtModel,
     Warmup,
     WeightDecay,
 )
+from shardcompute.cli.models.finetune_swarm import SwarmChoice, push_adapter, teach_through_cluster
 from shardcompute.cli.options.engine import Threads
+from shardcompute.cli.options.records import with_options
 from shardcompute.cli.progress import waiting
-from shardcompute.core.errors import BackendError
+from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.settings import load_settings
 from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
 from shardcompute.weights.sources.reference import parse_reference
@@ -63,7 +71,9 @@ _STATE_COPIES = 6
 _SAMPLES = 2
 
 
+@with_options
 def finetune(
+    *,
     model: TaughtModel,
     data: DataFile,
     out: Out = Path("adapter"),
@@ -95,12 +105,19 @@ def finetune(
     is_fresh: IsFresh = False,
     samples: HasSamples = True,
     licence: Licence = "",
+    swarm: InSwarm = False,
+    workers: MostWorkers = 0,
+    codec: CodecName = "exact",
+    share: Share = 1.0,
+    serve_as: ServedAs = "",
+    at: ClusterLocation,
 ) -> None:
     """Teach a model with examples (LoRA), and write an adapter that is served beside it.
 
     The weights stay as they are; small additions to them are learned. The folder that comes of it is what PEFT writes:
     serve it with `--adapter NAME=FOLDER` and ask for `model:NAME`, or load it with `peft`. A run that was cut short is
-    gone on with by the same command, to the same bytes. Needs torch.
+    gone on with by the same command, to the same bytes. With --swarm the workers of a cluster that serves the model
+    teach it, each some of its layers, while it serves on; one that is lost is done without. Needs torch, also there.
     """
     if importlib.util.find_spec("torch") is None:
         raise BackendError("teaching needs torch", hint="pip install 'shardcompute[torch]'")
@@ -126,7 +143,12 @@ def finetune(
     )
     loop = LoopOptions(checkpoint_every, eval_every, patience)
     machine = _local_options(device, dtype, recompute, threads)
-    _Run(open_screen(), model, out, licence, machine, loop).run(
+    if serve_as and not swarm:
+        raise UsageError(
+            "--serve-as is for --swarm", hint="serve a folder with: up MODEL --adapter NAME=FOLDER"
+        )
+    chosen_swarm = SwarmChoice(workers, codec, share, bool(recompute)) if swarm else None
+    _Run(open_screen(), model, out, licence, machine, loop, at, chosen_swarm, serve_as).run(
         data, held_out, plan, epochs, dry_run=dry_run, is_fresh=is_fresh, samples=samples
     )
 
@@ -155,6 +177,9 @@ class _Run:
     licence: str
     machine: LocalOptions
     loop: LoopOptions
+    at: ClusterLocation
+    swarm: SwarmChoice | None
+    serve_as: str
 
     def run(
         self,
@@ -194,11 +219,26 @@ class _Run:
             self._write(checkpoint, prepared, taught, samples=samples)
             clear_resume(self.out)
             folder.rmdir()
-        self._say_result(taught)
+            self._say_result(taught)
+            if self.swarm is not None and self.serve_as:
+                with self.at.connect() as client:
+                    push_adapter(client, checkpoint.name, self.model, self.serve_as, self.out, screen.say)
 
     def _teach(self, checkpoint: Checkpoint, prepared: PreparedRun, resume: Path) -> Taught:
         from shardcompute.finetune.local import teach_here
 
+        if self.swarm is not None:
+            with self.at.connect() as client:
+                return teach_through_cluster(
+                    client,
+                    checkpoint,
+                    prepared,
+                    resume,
+                    self.swarm,
+                    self.loop,
+                    on_step=lambda point, seconds: self._say_step(point, seconds, prepared.plan.steps),
+                    say=self.screen.say,
+                )
         return teach_here(
             checkpoint,
             prepared,
@@ -214,17 +254,12 @@ class _Run:
         """The folder; with samples, twice: an adapter has to be there to answer with."""
         from dataclasses import replace
 
-        from shardcompute.finetune.modules import choose_modules
+        from shardcompute.finetune.local import adapted_modules
         from shardcompute.finetune.peft_folder import AdapterCard, write_peft_folder
         from shardcompute.finetune.preparation import licence_of
         from shardcompute.finetune.samples import prompts_of, sample_both
 
-        modules = choose_modules(
-            checkpoint.spec,
-            checkpoint.layout,
-            prepared.plan.lora,
-            is_gguf=checkpoint.files.kind == "gguf",
-        )
+        modules = adapted_modules(checkpoint, prepared.plan)
         card = AdapterCard(
             checkpoint.name,
             self.licence or licence_of(checkpoint.files),

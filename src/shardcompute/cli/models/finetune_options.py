@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 _LORA, _COURSE, _MACHINE = "What is learned", "How it is learned", "Where it is computed"
+_SWARM = "In a swarm"
 
 TaughtModel = Annotated[str, typer.Argument(metavar="MODEL", help="The model to teach.", show_default=False)]
 DataFile = Annotated[
@@ -127,4 +128,47 @@ IsFresh = Annotated[
 HasSamples = Annotated[bool, typer.Option("--samples/--no-samples", help="Show answers before and after.")]
 Licence = Annotated[
     str, typer.Option("--licence", metavar="NAME", help="For the card; by default the base's.")
+]
+InSwarm = Annotated[
+    bool,
+    typer.Option(
+        "--swarm",
+        rich_help_panel=_SWARM,
+        help="Teach on the workers of a running cluster that serves the model, each a stage of its layers.",
+    ),
+]
+MostWorkers = Annotated[
+    int,
+    typer.Option(
+        "--workers", metavar="N", min=0, rich_help_panel=_SWARM, help="At most so many of them; 0: all."
+    ),
+]
+CodecName = Annotated[
+    str,
+    typer.Option(
+        "--codec",
+        metavar="NAME",
+        rich_help_panel=_SWARM,
+        help="Form of activations and gradients between them: exact, or smaller such as bf16 or int8.",
+    ),
+]
+Share = Annotated[
+    float,
+    typer.Option(
+        "--share",
+        metavar="S",
+        min=0.01,
+        max=1.0,
+        rich_help_panel=_SWARM,
+        help="Share of their time that it may compute; serving has the rest to itself.",
+    ),
+]
+ServedAs = Annotated[
+    str,
+    typer.Option(
+        "--serve-as",
+        metavar="NAME",
+        rich_help_panel=_SWARM,
+        help="Have the cluster serve the adapter then, as MODEL:NAME.",
+    ),
 ]

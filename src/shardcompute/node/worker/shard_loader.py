@@ -165,6 +165,35 @@ class ShardLoader:
         self._loading = threading.Lock()
         """One at a time: two loads beside each other need the memory of both at their peak."""
         self._closing = threading.Event()
+        self._reserved_bytes = 0
+
+    @contextlib.contextmanager
+    def reserved(self, size_bytes: int, what: str) -> Iterator[None]:
+        """Memory for something besides layers, which layers do not get inside the block. CapacityError where what is
+        offered does not suffice."""
+        with self._lock:
+            room_bytes = self._offer.size_bytes - self._used_bytes()
+            if size_bytes > room_bytes:
+                raise CapacityError(
+                    f"{what} needs {format_bytes(size_bytes)}, and of this worker's memory "
+                    f"{format_bytes(max(0, room_bytes))} are left",
+                    hint="give this worker more with --max-memory, or spread the work over more of them",
+                )
+            self._reserved_bytes += size_bytes
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._reserved_bytes -= size_bytes
+                self._freed.notify_all()
+
+    @contextlib.contextmanager
+    def tensors_of(self, origin: Peer, model: str) -> Iterator[tuple[Card, RemoteTensors]]:
+        """A served model's tensors, to be read for something else than serving its layers."""
+        card = self._fetch_card(origin, model)
+        supplier = Supplier(origin.node, partial(self._dial, origin), is_origin=True)
+        with self._tensors(card, [supplier]) as tensors:
+            yield card, tensors
 
     @contextlib.contextmanager
     def held(self) -> Iterator[tuple[Shard, ...]]:
@@ -514,7 +543,8 @@ class ShardLoader:
         self._stages.limit_logs(kept_bytes + max(0, memory_bytes - self._used_bytes()))
 
     def _used_bytes(self) -> int:
-        return self._options.process_bytes + sum(held.size_bytes for held in self._held.values())
+        held_bytes = sum(held.size_bytes for held in self._held.values())
+        return self._options.process_bytes + self._reserved_bytes + held_bytes
 
     def _add_draft_head(
         self,

@@ -59,6 +59,7 @@ from shardcompute.node.rpc.whereabouts import Whereabouts
 from shardcompute.node.weights.server import CachedModels, WeightsServer
 from shardcompute.node.worker.conditions.policy import WorkConditions
 from shardcompute.node.worker.device_speeds import DeviceSpeeds
+from shardcompute.node.worker.finetuning import FinetuneHost
 from shardcompute.node.worker.memory.offer import RecoveryPolicy
 from shardcompute.node.worker.memory.recovery import OfferRecovery
 from shardcompute.node.worker.ranks.groups import RankGroups
@@ -269,6 +270,7 @@ class Worker:
                 "weights": self._serve_weights,
                 "kv": lambda link: self._stages.serve_kv(link),
                 "generations": lambda link: self._hosted.serve(link),
+                "finetune": lambda link: self._finetuning.serve(link),
                 "probe": answer_probes,
             },
             advertise=options.advertise,
@@ -316,6 +318,12 @@ class Worker:
                 find_holders=options.find_holders,
                 claim=partial(claim_stage, options.device),
             ),
+        )
+        self._finetuning = FinetuneHost(
+            self._loader,
+            self._endpoint.dialler("finetune"),
+            _training_device(options.device),
+            options.threads,
         )
         self._recovery = OfferRecovery(
             self._loader, lambda: options.measure_spare(options.device), self._tell_regained
@@ -397,6 +405,7 @@ class Worker:
         if self._watch is not None:
             self._watch.close()
         self._recovery.close()
+        self._finetuning.close()
         self._loader.close()
         self._control.close()
         self._hosted.close()
@@ -595,6 +604,11 @@ class Worker:
     def _probe(self, command: Probe) -> None:
         for measured in probe_links(self.node, command.peers, self._endpoint.dial):
             self._control.tell(measured)
+
+
+def _training_device(device: ComputeDevice) -> str:
+    """What torch calls it; a CPU where something else than torch computes."""
+    return device.name if device.backend == "torch" else "cpu"
 
 
 def _alternatives(device: ComputeDevice) -> tuple[AlternativeBackend, ...]:

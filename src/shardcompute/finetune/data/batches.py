@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcompute.finetune.examples import Example
+from shardcompute.finetune.data.examples import Example
 
 
 @dataclass(frozen=True, slots=True)

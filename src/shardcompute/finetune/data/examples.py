@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcompute.core.errors import UsageError
-from shardcompute.finetune.dataset import ChatRecord, Dataset, InstructionRecord, Record, TextRecord
+from shardcompute.finetune.data.dataset import ChatRecord, Dataset, InstructionRecord, Record, TextRecord
 
 LEAST_TOKENS = 2
 """There has to be one to learn and one before it."""

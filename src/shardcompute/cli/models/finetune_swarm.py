@@ -1,0 +1,152 @@
+"""`shardcompute finetune --swarm`: the stages of a run on the workers of a running cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardcompute.core.errors import ShardComputeError, UsageError
+from shardcompute.core.settings import load_settings
+from shardcompute.core.units import format_bytes
+from shardcompute.node.rpc.commands import Peer
+
+if TYPE_CHECKING:
+    from shardcompute.cluster_client import ClusterClient
+    from shardcompute.finetune.preparation import PreparedRun
+    from shardcompute.finetune.training import LoopOptions, OnStep, Taught
+    from shardcompute.node.admin.views import NodeView
+    from shardcompute.node.rpc.endpoint import Endpoint
+    from shardcompute.weights.checkpoint import Checkpoint
+
+_TOKEN_LIFE_S = 300.0
+_FOLDER_LETTERS = 16
+_SERVED_WITHIN_S = 600.0
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmChoice:
+    """Which workers teach, what goes between them in which form, and how much of their time it may take."""
+
+    workers: int = 0
+    """At most so many; 0: all."""
+    codec: str = "exact"
+    share: float = 1.0
+    recomputes: bool = False
+
+
+def teach_through_cluster(
+    client: ClusterClient,
+    checkpoint: Checkpoint,
+    prepared: PreparedRun,
+    resume: Path,
+    choice: SwarmChoice,
+    loop: LoopOptions,
+    *,
+    on_step: OnStep,
+    say: Callable[[str], None],
+) -> Taught:
+    """Run it on workers of a cluster that serves this very model."""
+    from shardcompute.finetune.local import adapted_modules, run_digest
+    from shardcompute.node.finetuning.crew import RunOrder
+    from shardcompute.node.finetuning.swarm_run import teach_in_swarm
+    from shardcompute.wire import find_codec
+
+    find_codec(choice.codec)
+    model = served_name(client, checkpoint)
+    with closing(_open_endpoint(client)) as opened:
+        endpoint = opened.endpoint
+        with endpoint.dial(opened.control_url, "weights") as link:
+            origin = Peer(link.peer, opened.control_url)
+        order = RunOrder(
+            model,
+            origin,
+            checkpoint.spec.layer_count,
+            prepared.plan,
+            adapted_modules(checkpoint, prepared.plan),
+            prepared.mean_tokens,
+            choice.codec,
+            choice.share,
+            choice.recomputes,
+        )
+        found = teach_in_swarm(
+            endpoint.dialler("finetune"),
+            lambda: _workers(client, choice.workers),
+            order,
+            prepared,
+            resume,
+            run_digest(checkpoint, prepared),
+            loop,
+            on_step=on_step,
+            say=say,
+        )
+    say(f"{format_bytes(found.wire_bytes)} went between the stages")
+    return found.taught
+
+
+def served_name(client: ClusterClient, checkpoint: Checkpoint) -> str:
+    """What the cluster calls the model; UsageError where it serves none of these weights."""
+    served = [name for name in client.models() if ":" not in name or name == checkpoint.name]
+    if checkpoint.name in served:
+        return checkpoint.name
+    raise UsageError(
+        f"the cluster does not serve {checkpoint.name}",
+        hint=f"load it first: shardcompute load {checkpoint.name}; served are {', '.join(served) or 'none'}",
+    )
+
+
+def push_adapter(
+    client: ClusterClient, model: str, reference: str, name: str, folder: Path, say: Callable[[str], None]
+) -> None:
+    """Have the cluster serve the adapter beside the model, and wait until it does. Its workers load the model again
+    with it, once the answers that run are finished."""
+    client.load_model(reference, replace=True, adapters={name: str(folder.absolute())})
+    wanted = f"{model}:{name}"
+    deadline_s = time.monotonic() + _SERVED_WITHIN_S
+    while time.monotonic() < deadline_s:
+        if wanted in client.models():
+            say(f"served as {wanted}")
+            return
+        time.sleep(_LOOK_S)
+    raise ShardComputeError(
+        f"{wanted} is not served after {_SERVED_WITHIN_S:g} s", hint="see `shardcompute status`"
+    )
+
+
+def _workers(client: ClusterClient, most: int) -> list[Peer]:
+    """Those that are there and may work, always in the same order."""
+    nodes = sorted((each for each in client.state().nodes if _can_teach(each)), key=lambda each: each.id)
+    return [Peer(each.id, each.address) for each in nodes[: most or len(nodes)]]
+
+
+def _can_teach(node: NodeView) -> bool:
+    return node.role == "worker" and node.status == "ready" and not node.is_draining and not node.rest_reason
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenedEndpoint:
+    endpoint: Endpoint
+    control_url: str
+
+    def close(self) -> None:
+        self.endpoint.close()
+
+
+def _open_endpoint(client: ClusterClient) -> _OpenedEndpoint:
+    """Enter the cluster as a driver that drives nothing but this run."""
+    from shardcompute.node.enrolment.stored import join_from
+    from shardcompute.node.rpc.endpoint import Endpoint
+    from shardcompute.security.names import Role
+    from shardcompute.security.tokens import parse_token
+    from shardcompute.wire import default_transports
+
+    token = parse_token(client.create_token(expires_s=_TOKEN_LIFE_S, max_uses=1, role="driver").token)
+    folder = load_settings().data_dir / "finetuning" / token.fingerprint[:_FOLDER_LETTERS]
+    member = join_from(folder, token, Role.DRIVER)
+    endpoint = Endpoint(member.credentials, "tcp://127.0.0.1:0", {}, transports=default_transports())
+    endpoint.start()
+    return _OpenedEndpoint(endpoint, member.control_urls[0])

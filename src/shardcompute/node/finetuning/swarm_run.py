@@ -1,0 +1,85 @@
+"""A run through a cluster: a crew of its workers, and a new one from the last checkpoint whenever one is lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardcompute.core.errors import BackendError, CapacityError, LinkError
+from shardcompute.finetune.preparation import PreparedRun
+from shardcompute.finetune.training import CurvePoint, LoopOptions, OnStep, Taught, teach
+from shardcompute.node.finetuning.crew import Crew, RunOrder
+from shardcompute.node.finetuning.swarm_pipeline import SwarmPipeline
+from shardcompute.node.rpc.commands import Peer
+from shardcompute.wire import Link
+
+log = logging.getLogger(__name__)
+_MOST_LOSSES = 12
+"""One behind the other, without a step in between."""
+_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmTaught:
+    """What came of a run, what went between its stages, and how often it has begun again."""
+
+    taught: Taught
+    wire_bytes: int
+    losses: int
+
+
+def teach_in_swarm(
+    dial: Callable[[Peer], Link],
+    find_workers: Callable[[], Sequence[Peer]],
+    order: RunOrder,
+    prepared: PreparedRun,
+    resume: Path,
+    digest: str,
+    loop: LoopOptions,
+    *,
+    on_step: OnStep = lambda _point, _seconds: None,
+    say: Callable[[str], None] = lambda _: None,
+    pause_s: float = _PAUSE_S,
+) -> SwarmTaught:
+    """Run it over whatever workers `find_workers` names at the time; the fewest of them is one."""
+    losses = failures = wire_bytes = 0
+
+    def note(point: CurvePoint, seconds: float) -> None:
+        nonlocal failures
+        failures = 0
+        on_step(point, seconds)
+
+    while True:
+        pipeline: SwarmPipeline | None = None
+        try:
+            workers = list(find_workers())[: order.layers]
+            if not workers:
+                raise LinkError("no worker is there to teach on", hint="see `shardcompute nodes`")
+            with Crew(dial, workers, order) as crew:
+                say(f"{len(workers)} stages: {', '.join(worker.node[:8] for worker in workers)}")
+                pipeline = SwarmPipeline(crew, order)
+                taught = teach(
+                    pipeline,
+                    prepared.plan,
+                    prepared.taught.examples,
+                    resume,
+                    digest,
+                    loop,
+                    held_out=prepared.held_out,
+                    on_step=note,
+                    say=say,
+                )
+                return SwarmTaught(taught, wire_bytes + pipeline.wire_bytes, losses)
+        except (LinkError, BackendError, CapacityError) as error:
+            wire_bytes += 0 if pipeline is None else pipeline.wire_bytes
+            failures += 1
+            losses += pipeline is not None
+            # What a worker lacks it will lack again; a link that ended, or one that is busy still, will not.
+            is_lasting = not isinstance(error, LinkError) and pipeline is None and failures > 1
+            if is_lasting or failures >= _MOST_LOSSES:
+                raise
+            say(f"a stage was lost: {error.message}")
+            time.sleep(pause_s)
