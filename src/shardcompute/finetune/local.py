@@ -16,7 +16,7 @@ from shardcompute.finetune.modules import AdaptedMap, choose_modules
 from shardcompute.finetune.plan import FinetunePlan, plan_digest
 from shardcompute.finetune.preparation import PreparedRun
 from shardcompute.finetune.stage import FinetuneStage, StageOptions
-from shardcompute.finetune.training import LoopOptions, OnStep, Taught, teach
+from shardcompute.finetune.training import OnStep, RunCadence, Taught, teach
 from shardcompute.models.spec import cut
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.served import weights_key
@@ -83,7 +83,7 @@ def teach_here(
     prepared: PreparedRun,
     resume: Path,
     options: LocalOptions,
-    loop: LoopOptions,
+    loop: RunCadence,
     *,
     available_bytes: int,
     on_step: OnStep = lambda _point, _seconds: None,

@@ -23,7 +23,7 @@ class StepOutcome:
     norm: float
 
 
-class Pipeline(Protocol):
+class LearningPipeline(Protocol):
     """All stages of a model that learns."""
 
     def learn(self, step: int, batches: Sequence[MicroBatch]) -> StepOutcome: ...

@@ -49,7 +49,7 @@ class StageOptions:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptBatch:
     """What is kept of a micro-batch between forward and backward."""
 
     batch: MicroBatch
@@ -92,7 +92,7 @@ class FinetuneStage:
         ]
         self._optimizer = SplitAdamW(self.values, per_layer, plan, copies)
         self._load(spec)
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _KeptBatch] = {}
 
     # What comes and goes
 
@@ -111,7 +111,7 @@ class FinetuneStage:
             else:
                 inputs = [x.requires_grad_(not self.stage.is_first)]
                 output = self._whole(x, batch)
-        self._kept[number] = _Kept(batch, inputs, output)
+        self._kept[number] = _KeptBatch(batch, inputs, output)
         return output.detach()
 
     def backward(self, number: int, gradient: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -268,7 +268,7 @@ class FinetuneStage:
         targets = torch.from_numpy(batch.targets).to(self._device, torch.int64)
         return functional.cross_entropy(logits.float(), targets, reduction="sum") / batch.total
 
-    def _backward_by_layer(self, kept: _Kept, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _backward_by_layer(self, kept: _KeptBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if self.stage.is_last:
             x = kept.inputs[-1].requires_grad_()
             gradient = self._backward_through(self._loss(x, kept.batch), x, gradient, {})

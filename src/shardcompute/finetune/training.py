@@ -1,6 +1,6 @@
 """The loop of a run: step after step, with checkpoints, a look at what is held out, and an early end.
 
-It holds no tensors itself: a `Pipeline` does, in this process or in a swarm.
+It holds no tensors itself: a `LearningPipeline` does, in this process or in a swarm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardcompute.core.errors import BackendError
 from shardcompute.finetune.checkpoints import TrainingState, read_checkpoint, write_checkpoint
 from shardcompute.finetune.data.batches import MicroBatch, pack_batches, step_batches
 from shardcompute.finetune.data.examples import Example
-from shardcompute.finetune.pipeline import Pipeline, learned_of
+from shardcompute.finetune.pipeline import LearningPipeline, learned_of
 from shardcompute.finetune.plan import FinetunePlan
 
 
@@ -32,7 +32,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopOptions:
+class RunCadence:
     """When checkpoints are written and held-out examples looked at, in steps; after `patience` looks without a better
     one it ends (0: never)."""
 
@@ -66,12 +66,12 @@ class _Progress:
 
 
 def teach(
-    pipeline: Pipeline,
+    pipeline: LearningPipeline,
     plan: FinetunePlan,
     examples: Sequence[Example],
     folder: Path,
     digest: str,
-    options: LoopOptions,
+    options: RunCadence,
     *,
     held_out: Sequence[Example] = (),
     on_step: OnStep = lambda _point, _seconds: None,
@@ -124,7 +124,7 @@ def _cut_held_out(examples: Sequence[Example], plan: FinetunePlan) -> list[Micro
     ]
 
 
-def _note_best(progress: _Progress, loss: float, pipeline: Pipeline, patience: int) -> bool:
+def _note_best(progress: _Progress, loss: float, pipeline: LearningPipeline, patience: int) -> bool:
     """Whether patience is at its end."""
     if progress.best_loss is None or loss < progress.best_loss:
         progress.best, progress.best_loss, progress.waited = learned_of(pipeline.state()), loss, 0
@@ -133,7 +133,7 @@ def _note_best(progress: _Progress, loss: float, pipeline: Pipeline, patience: i
     return bool(patience) and progress.waited >= patience
 
 
-def _state_of(pipeline: Pipeline, progress: _Progress, step: int) -> TrainingState:
+def _state_of(pipeline: LearningPipeline, progress: _Progress, step: int) -> TrainingState:
     facts = {
         "curve": [asdict(point) for point in progress.curve],
         "best_loss": progress.best_loss,

@@ -362,7 +362,10 @@ def _wanted(config: _LoraConfig, folder: Path, base: Mapping[ModuleKey, BaseModu
 
 
 def _check_wanted(
-    folder: Path, found: Mapping[ModuleKey, object], wanted: set[ModuleKey] | None, base: Mapping[ModuleKey, BaseModule]
+    folder: Path,
+    found: Mapping[ModuleKey, object],
+    wanted: set[ModuleKey] | None,
+    base: Mapping[ModuleKey, BaseModule],
 ) -> None:
     for layer, tail in found:
         module = base.get((layer, tail))

@@ -17,7 +17,7 @@ from shardcompute.finetune.data.examples import ExampleSet
 from shardcompute.finetune.local import adapted_modules
 from shardcompute.finetune.plan import FinetunePlan, LoraShape
 from shardcompute.finetune.preparation import PreparedRun
-from shardcompute.finetune.training import CurvePoint, LoopOptions, Taught, teach
+from shardcompute.finetune.training import CurvePoint, RunCadence, Taught, teach
 from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.node.finetuning.crew import RunOrder
 from shardcompute.node.finetuning.swarm_run import SwarmTaught, teach_in_swarm
@@ -32,7 +32,7 @@ STEPS = 8
 PLAN = FinetunePlan(
     steps=STEPS, batch=4, micro_batches=3, rate=1e-2, longest=32, lora=LoraShape(rank=2, alpha=4.0, dropout=0.1)
 )  # fmt: skip
-LOOP = LoopOptions(checkpoint_every=2, evaluate_every=3)
+LOOP = RunCadence(checkpoint_every=2, evaluate_every=3)
 EXAMPLES = random_examples(13)
 PREPARED = PreparedRun(PLAN, ExampleSet(tuple(EXAMPLES[:9]), 0, 0), tuple(EXAMPLES[9:]), Path("data"), "")
 

@@ -1,4 +1,4 @@
-"""The folder that comes of a run: `peft` and our server compute the same with it, and resuming writes the same bytes."""
+"""The folder that comes of a run: `peft` and our server compute the same with it; resuming writes the same bytes."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from shardcompute.finetune.local import LocalOptions
     from shardcompute.finetune.plan import FinetunePlan
     from shardcompute.finetune.preparation import PreparedRun
-    from shardcompute.finetune.training import CurvePoint, LoopOptions, Taught
+    from shardcompute.finetune.training import CurvePoint, RunCadence, Taught
     from shardcompute.weights.checkpoint import Checkpoint
 
 _STATE_COPIES = 6
@@ -122,7 +122,7 @@ def finetune(
     if importlib.util.find_spec("torch") is None:
         raise BackendError("teaching needs torch", hint="pip install 'shardcompute[torch]'")
     from shardcompute.finetune.plan import SCHEDULES, FinetunePlan, LoraShape
-    from shardcompute.finetune.training import LoopOptions
+    from shardcompute.finetune.training import RunCadence
 
     chosen = next((each for each in SCHEDULES if each == schedule), None)
     if chosen is None:
@@ -141,7 +141,7 @@ def finetune(
         longest=max_length,
         lora=LoraShape(rank, alpha or 2.0 * rank, names, is_rank_stabilised, dropout),
     )
-    loop = LoopOptions(checkpoint_every, eval_every, patience)
+    loop = RunCadence(checkpoint_every, eval_every, patience)
     machine = _local_options(device, dtype, recompute, threads)
     if serve_as and not swarm:
         raise UsageError(
@@ -176,7 +176,7 @@ class _Run:
     out: Path
     licence: str
     machine: LocalOptions
-    loop: LoopOptions
+    loop: RunCadence
     at: ClusterLocation
     swarm: SwarmChoice | None
     serve_as: str

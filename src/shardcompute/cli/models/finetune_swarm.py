@@ -17,7 +17,7 @@ from shardcompute.node.rpc.commands import Peer
 if TYPE_CHECKING:
     from shardcompute.cluster_client import ClusterClient
     from shardcompute.finetune.preparation import PreparedRun
-    from shardcompute.finetune.training import LoopOptions, OnStep, Taught
+    from shardcompute.finetune.training import OnStep, RunCadence, Taught
     from shardcompute.node.admin.views import NodeView
     from shardcompute.node.rpc.endpoint import Endpoint
     from shardcompute.weights.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ def teach_through_cluster(
     prepared: PreparedRun,
     resume: Path,
     choice: SwarmChoice,
-    loop: LoopOptions,
+    loop: RunCadence,
     *,
     on_step: OnStep,
     say: Callable[[str], None],

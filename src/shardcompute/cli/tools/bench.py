@@ -323,6 +323,45 @@ app.command()(reach)
 
 
 @app.command()
+def finetune(
+    model: Model = "",
+    layers: Annotated[
+        int, typer.Option(min=1, help="Layers of the made-up model that peft teaches, too.")
+    ] = 6,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens of its longest examples.")] = 96,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 5,
+    workers: Annotated[bool, typer.Option(help="Measure one worker and two, as processes.")] = True,
+    worker_rounds: Annotated[int, typer.Option(min=1, help="How often these take their turn.")] = 2,
+    json_file: JsonFile = None,
+) -> None:
+    """Tokens a second of fine-tuning: against peft in one process, and of two workers against one."""
+    from shardcompute.bench.finetune.run import FinetuneBench, run_finetune_bench
+    from shardcompute.bench.tables import render_results
+
+    with BenchProgress() as say:
+        bench = FinetuneBench(
+            model_path(model) if workers else "",
+            layers=layers,
+            tokens=tokens,
+            rounds=rounds,
+            worker_rounds=worker_rounds,
+            with_workers=workers,
+        )
+        results = run_finetune_bench(bench, say)
+    finish(results, render_results(results, "arm"), json_file)
+
+
+app.command()(wan)
+app.command()(soak)
+app.command()(prefix)
+app.command()(faults)
+app.command()(serve)
+app.command()(collectives)
+app.command()(tensor)
+app.command()(reach)
+
+
+@app.command()
 def placement(
     machines: Annotated[
         str, typer.Option(help="Sizes of clusters, separated by commas.")

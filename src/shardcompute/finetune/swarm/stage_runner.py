@@ -22,7 +22,7 @@ PATIENCE_S = 300.0
 """So long a stage waits for a neighbour, at most."""
 
 
-class Neighbours(Protocol):
+class StageNeighbours(Protocol):
     """The stages before and behind. Returns how many bytes went out."""
 
     def send(self, kind: str, call: int, number: int, values: Float32) -> int: ...
@@ -68,7 +68,7 @@ class StageRunner:
         stage: FinetuneStage,
         place: int,
         stages: int,
-        neighbours: Neighbours,
+        neighbours: StageNeighbours,
         mailbox: Mailbox,
         share: float = 1.0,
     ) -> None:

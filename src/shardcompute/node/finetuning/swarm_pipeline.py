@@ -1,4 +1,4 @@
-"""A `finetune.pipeline.Pipeline` whose stages are on the workers of a crew."""
+"""A `finetune.pipeline.LearningPipeline` whose stages are on the workers of a crew."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardcompute.core.errors import BackendError, CapacityError, LinkError
 from shardcompute.finetune.preparation import PreparedRun
-from shardcompute.finetune.training import CurvePoint, LoopOptions, OnStep, Taught, teach
+from shardcompute.finetune.training import CurvePoint, OnStep, RunCadence, Taught, teach
 from shardcompute.node.finetuning.crew import Crew, RunOrder
 from shardcompute.node.finetuning.swarm_pipeline import SwarmPipeline
 from shardcompute.node.rpc.commands import Peer
@@ -38,7 +38,7 @@ def teach_in_swarm(
     prepared: PreparedRun,
     resume: Path,
     digest: str,
-    loop: LoopOptions,
+    loop: RunCadence,
     *,
     on_step: OnStep = lambda _point, _seconds: None,
     say: Callable[[str], None] = lambda _: None,
