@@ -29,6 +29,7 @@ from shardcompute.cli.tools.bench_run import (
 from shardcompute.cli.tools.bench_serve import serve
 from shardcompute.cli.tools.bench_soak import prefix, soak
 from shardcompute.cli.tools.bench_tensor import tensor
+from shardcompute.cli.tools.bench_trust import trust
 from shardcompute.cli.tools.bench_wan import wan
 
 app = typer.Typer(help="Measure, with raw results as JSON.", no_args_is_help=True)
@@ -358,6 +359,7 @@ app.command()(faults)
 app.command()(serve)
 app.command()(collectives)
 app.command()(tensor)
+app.command()(trust)
 app.command()(reach)
 
 
