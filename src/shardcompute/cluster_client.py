@@ -154,6 +154,10 @@ class ClusterClient(Client):
         """By id, name or the start of the id; `watch` says when it is empty."""
         return self._ask("POST", f"/cluster/nodes/{quote(node, safe='')}/drain", NodeView, {})
 
+    def pardon_node(self, node: str) -> NodeView:
+        """Let a node work again that audits have put in quarantine."""
+        return self._ask("POST", f"/cluster/nodes/{quote(node, safe='')}/pardon", NodeView, {})
+
     def revoke_node(self, node: str) -> RevokedNode:
         return self._ask("DELETE", f"/cluster/nodes/{quote(node, safe='')}", RevokedNode)
 

@@ -43,6 +43,7 @@ _COMMANDS = {
     "unload": "cluster.load:unload",
     "drain": "cluster.drain:drain",
     "revoke": "cluster.drain:revoke",
+    "pardon": "cluster.drain:pardon",
     "pull": "models.store:pull",
     "list": "models.store:list_models",
     "show": "models.show:show",

@@ -145,7 +145,8 @@ def _is_tenable(state: ClusterState, node: str, avoided: Collection[str]) -> boo
     known = state.nodes.get(node)
     if known is None or not known.can_host or node in avoided:
         return False
-    return known.is_live and not known.is_draining and _from_home_s(state, node) < inf
+    is_welcome = known.is_live and not known.is_draining and not known.quarantine
+    return is_welcome and _from_home_s(state, node) < inf
 
 
 def _rings(state: ClusterState, nodes: Sequence[str], avoided: Collection[str]) -> dict[str, float]:

@@ -39,7 +39,7 @@ def drivers_beside(state: ClusterState, chain: Chain) -> list[Node]:
 
 
 def _hosts(chain: Chain, node: Node) -> bool:
-    return node.id == chain.driver_host != HOME and node.is_live and node.can_host
+    return node.id == chain.driver_host != HOME and node.is_live and node.can_host and not node.quarantine
 
 
 def kv_share(state: ClusterState, chain: Chain, driver: str) -> int:

@@ -22,6 +22,7 @@ from shardcompute.control.state import (
     RankPlace,
     ShardPlace,
 )
+from shardcompute.trust.reputation import Finding
 
 
 class CoordinatorStarted(Struct, frozen=True, tag=True):
@@ -184,6 +185,35 @@ class NodeRested(Struct, frozen=True, tag=True):
     incarnation: int
     reason: str
     is_at_rest: bool = False
+
+
+class AuditBegun(Struct, frozen=True, tag=True):
+    """A node is to load layers for an audit, as those of a chain of this name."""
+
+    chain: str
+    node: str
+    start: int
+    stop: int
+
+
+class AuditEnded(Struct, frozen=True, tag=True):
+    chain: str
+
+
+class AuditSettled(Struct, frozen=True, tag=True):
+    """What an audit of an answer found of one node, and why."""
+
+    node: str
+    finding: Finding
+    reason: str
+    receipt: str
+    now_s: float
+
+
+class NodePardoned(Struct, frozen=True, tag=True):
+    """An operator lets a node work again: it begins anew, as one of which nothing is known."""
+
+    node: str
 
 
 class NodeLeft(Struct, frozen=True, tag=True):
@@ -458,6 +488,10 @@ Event = (
     | NodeDrained
     | NodeRested
     | NodeLeft
+    | AuditBegun
+    | AuditEnded
+    | AuditSettled
+    | NodePardoned
     | ModelRequested
     | ModelDropped
     | LayoutKept
@@ -491,6 +525,8 @@ Event = (
 # Suspicion is undone by heartbeats, which are not written down, so neither is suspicion. Drivers are attached anew
 # after a restart, when all chains are connected anew, told again of chains that are retired, and closed links probed.
 _FLEETING = (
+    AuditBegun,
+    AuditEnded,
     LeasesRenewed,
     LayoutFound,
     KvCopied,

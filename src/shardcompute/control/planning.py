@@ -163,7 +163,8 @@ def _fences(state: ClusterState) -> Iterator[Action]:
 def _is_claimed(state: ClusterState, node: Node, place: ShardPlace) -> bool:
     chain = state.chains.get(place[0])
     if chain is None:
-        return False
+        held = state.audits.get(place[0])
+        return held is not None and (held.node, held.start, held.stop) == (node.id, *place[1:3])
     # What frames of an old epoch may still reach is kept until they are fenced.
     if chain.fenced_epoch < chain.epoch_to_fence:
         return True

@@ -19,10 +19,11 @@ from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.models.spec import ModelSpec
 from shardcompute.models.tensor_share import Exchange
+from shardcompute.trust.reputation import NEW
 from shardcompute.weights.held import HeldSizes
 
 NodeRole = Literal["worker", "driver"]
-NodeStatus = Literal["joining", "ready", "suspected", "lost", "draining", "resting", "gone"]
+NodeStatus = Literal["joining", "ready", "suspected", "lost", "draining", "resting", "quarantined", "gone"]
 ChainStatus = Literal["planned", "loading", "ready", "moving", "recovering", "broken", "retired"]
 """`moving`: changed over to another shape by our own decision; `recovering`: by need."""
 
@@ -263,6 +264,13 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     """The newest samples of `seconds_per_byte`, which is their median."""
     loading: tuple[Loading, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    reputation: float = NEW
+    """What its audits have earned it, from 0 to 1."""
+    audits: int = 0
+    audits_failed: int = 0
+    """Of these, so many were held against it."""
+    quarantine: str = ""
+    """Why it computes nothing for others until an operator pardons it; "": it may."""
 
     @property
     def room_bytes(self) -> int:
@@ -275,7 +283,7 @@ class Node(NodeDescription, frozen=True, kw_only=True):
 
     @property
     def is_answering(self) -> bool:
-        return self.status in ("ready", "draining", "resting")
+        return self.status in ("ready", "draining", "resting", "quarantined")
 
     @property
     def can_work(self) -> bool:
@@ -539,6 +547,14 @@ class Move(Struct, frozen=True):
     """What came of it; "" as long as that is open."""
 
 
+class AuditShard(Struct, frozen=True):
+    """Layers that a node holds for an audit, beside those of all chains."""
+
+    node: str
+    start: int
+    stop: int
+
+
 class Attachment(Struct, frozen=True):
     """A driver that uses a chain: with sessions of this namespace, and KV for `kv_tokens` of them together.
 
@@ -630,6 +646,8 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     moves: tuple[Move, ...] = ()
     """The last ones, oldest first."""
     moves_planned: int = 0
+    audits: dict[str, AuditShard] = {}
+    """Those under way, by the name of the chain that they look like; a restart ends them."""
 
     def link(self, a: str, b: str) -> MeasuredLink | None:
         first, second = sorted((a, b))

@@ -30,8 +30,11 @@ class Threshold:
         return not distance <= self.limit
 
 
-def calibrate(honest: Sequence[float], false_alarm_rate: float, *, floor: float = _TINY) -> Threshold:
-    """Distances below `floor` count as that much: where many are nothing at all, their logarithms say nothing.
+def calibrate(
+    honest: Sequence[float], false_alarm_rate: float, *, floor: float = _TINY, margin: float = MARGIN
+) -> Threshold:
+    """Distances below `floor` count as that much: where many are nothing at all, their logarithms say nothing. A
+    larger `margin` is for distances whose tails are heavier than the fitted ones.
     ValueError for windows so few that they say nothing of rare ones."""
     if len(honest) < _LEAST_WINDOWS:
         raise ValueError(f"{len(honest)} honest windows are too few to calibrate from")
@@ -39,7 +42,7 @@ def calibrate(honest: Sequence[float], false_alarm_rate: float, *, floor: float 
         raise ValueError(f"{false_alarm_rate} is no rate of false alarms")
     fitted = _fit([math.log(max(each, floor)) for each in honest])
     largest = max(honest)
-    limit = max(math.exp(fitted.inv_cdf(1 - false_alarm_rate)), largest * MARGIN)
+    limit = max(math.exp(fitted.inv_cdf(1 - false_alarm_rate)), largest * margin)
     return Threshold(limit, len(honest), largest, false_alarm_rate)
 
 

@@ -602,6 +602,7 @@ def swarm(
     patience_s: float = 0.0,
     quiet_s: float = QUIET_S,
     choose_backend: Callable[[Checkpoint, str], CpuBackendChoice] | None = None,
+    audit_rate: float = 0.0,
     **options: Any,
 ) -> Iterator[LabSwarm]:
     """A swarm that serves these checkpoints already, from workers with room for `layers` layers each; `backends`
@@ -623,6 +624,7 @@ def swarm(
         patience_s=patience_s,
         quiet_s=quiet_s,
         choose_backend=choose_backend,
+        audit_rate=audit_rate,
     )
     with LabSwarm(folder, {_name_of(path): path for path in checkpoints}, cluster, **options) as lab:
         for room, backend in itertools.zip_longest(layers, backends, fillvalue=""):

@@ -169,6 +169,11 @@ async def drain_node(request: Request) -> Response:
     return _reply(await _find(_admin(request).drain_node, request.path_params["node"]))
 
 
+async def pardon_node(request: Request) -> Response:
+    await read_body(request, EmptyRequest, context_of(request).limits)
+    return _reply(await _find(_admin(request).pardon_node, request.path_params["node"]))
+
+
 async def revoke_node(request: Request) -> Response:
     return _reply(await _find(_admin(request).revoke_node, request.path_params["node"]))
 
@@ -452,6 +457,17 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         reply=NodeView,
         statuses=_ORDER_ERRORS,
         audit="node.drain",
+    ),
+    ApiRoute(
+        "POST",
+        "/cluster/nodes/{node:path}/pardon",
+        pardon_node,
+        "Let a node work again that audits have put in quarantine.",
+        needs=Access.OPERATE,
+        body=EmptyRequest,
+        reply=NodeView,
+        statuses=_ORDER_ERRORS,
+        audit="node.pardon",
     ),
     ApiRoute(
         "DELETE",

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from shardcompute.node.driver.receipts.store import ReceiptStore
 
 RECEIPT_HEADER = "x-shardcompute-receipt"
+AUDIT_HEADER = "x-shardcompute-audit"
+"""With a receipt: what audits of the answer have found, `passed`, `failed`, `withheld`, `disputed` or
+`inconclusive`."""
 _WAIT_S = 21.0
 """A little longer than stages may take to sign after the last token."""
 _WORDS = {"": False, "no": False, "0": False, "false": False, "yes": True, "1": True, "true": True}
@@ -98,7 +101,9 @@ async def receipt(request: Request) -> Response:
             code="receipt_not_found",
             status=404,
         )
-    return Response(found, media_type="application/json")
+    mark = "" if store is None else store.mark_of(receipt_id)
+    headers = {AUDIT_HEADER: mark} if mark else {}
+    return Response(found, media_type="application/json", headers=headers)
 
 
 RECEIPT_ROUTES: tuple[ApiRoute, ...] = (

@@ -44,6 +44,8 @@ _TRIALS = 400
 _ALTERED = 0.05
 _BEST = 20
 _LEAST_GAP = 1e-2
+_GAP_MARGIN = 4.0
+"""One token that is far off makes a window: the tail of gaps is heavier than that of distances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,16 @@ class TrustBench:
     tokens: int = 128
     cheated_answers: int = 80
     """So many of them are computed by every cheat as well."""
-    picked_answers: int = 60
+    picked_answers: int = 240
     """So many of them the last stage computes, too, whose logits are large."""
 
     @property
     def settings(self) -> dict[str, Any]:
         data = "" if self.data is None else self.data.name
-        return {**{key: value for key, value in asdict(self).items() if key != "files"}, "data": data}
+        return {
+            **{key: value for key, value in asdict(self).items() if key not in ("files", "picked_answers")},
+            "data": data,
+        }
 
 
 @dataclass(slots=True)
@@ -98,8 +103,9 @@ def run_trust_bench(bench: TrustBench, path: Path | None, say: Say) -> dict[str,
                 say(f"cheat: {name}")
                 found["cheats"][name] = _tried(cheat(stage), stage.honest, torch_rows[few], limits)
                 _write(path, bench, found)
-        if "picks" not in found:
-            found["picks"] = _picks(checkpoint, cuts[2], bench, honest[: bench.picked_answers], say)
+        if found.get("picks", {}).get("answers") != bench.picked_answers:
+            picks = _picks(checkpoint, cuts[2], bench, honest[: bench.picked_answers], say)
+            found["picks"] = {"answers": bench.picked_answers, **picks}
             _write(path, bench, found)
     found["caught"] = _caught(found, bench)
     _write(path, bench, found)
@@ -301,7 +307,7 @@ def _judged_picks(
 ) -> dict[str, Any]:
     half = len(honest) // 2
     limits = {
-        "gap": calibrate(honest[:half], FALSE_ALARMS, floor=_LEAST_GAP),
+        "gap": calibrate(honest[:half], FALSE_ALARMS, floor=_LEAST_GAP, margin=_GAP_MARGIN),
         "kl": calibrate(kl["honest"][:half], FALSE_ALARMS),
         "tv": calibrate(tv["honest"][:half], FALSE_ALARMS),
     }

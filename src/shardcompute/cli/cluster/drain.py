@@ -1,4 +1,4 @@
-"""`shardcompute drain` and `revoke`: empty a node and let it leave, or throw it out."""
+"""`shardcompute drain`, `revoke` and `pardon`: empty a node and let it leave, throw it out, or let it work again."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def revoke(node: NodeName, at: ClusterLocation) -> None:
         screen.say(gone.node.status_reason, "dim")
     for token in gone.revoked_tokens:
         screen.say(f"nobody joins with token {token} any more: this machine had used it")
+
+
+@with_options
+def pardon(node: NodeName, at: ClusterLocation) -> None:
+    """Let a machine work again that audits have put in quarantine. It begins anew, and is audited as the new are."""
+    with at.connect() as client:
+        pardoned = client.pardon_node(node)
+    open_screen().say(f"{pardoned.name} ({pardoned.id}) may work again")
 
 
 @with_options

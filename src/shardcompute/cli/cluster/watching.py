@@ -27,7 +27,7 @@ _MOST_WIDTH = 120
 _COLOURS = {
     "green": r"\b(ready|serving)\b",
     "yellow": r"\b(planned|loading|moving|recovering|joining|suspected|draining|resting|standby)\b|\^+|<- bottleneck",
-    "red": r"\b(lost|gone|broken|unservable)\b",
+    "red": r"\b(lost|gone|quarantined|broken|unservable)\b",
 }
 
 

@@ -307,6 +307,18 @@ ReceiptsOption = Annotated[
 ]
 
 
+AuditRate = Annotated[
+    float,
+    typer.Option(
+        "--audit-rate",
+        min=0.0,
+        max=1.0,
+        help="Have this share of what machines compute computed again by others, and put cheats in quarantine; "
+        "of machines of little reputation more. Every answer has a receipt then. 0: nothing is audited.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ServingArguments:
     """Which model to serve, and where clients reach it."""
@@ -355,6 +367,7 @@ class ClusterArguments:
     kv_tokens: KvTokens = None
     speculate: Speculate = Drafting.AUTO
     receipts: ReceiptsOption = False
+    audit_rate: AuditRate = 0.0
     draft_model: DraftModel = None
     via_coordinator: ViaCoordinator = False
     recover_journal: RecoverJournal = False

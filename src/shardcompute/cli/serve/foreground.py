@@ -133,6 +133,7 @@ class ClusterPlan:
             ),
             wire=check_wire(EXACT if given.wire is None else given.wire),
             transports=open_transports(self.shape),
+            audit_rate=given.audit_rate,
             recovers_journal=given.recover_journal,
         )
 
@@ -345,7 +346,7 @@ def _run_leader(
             image_urls=plan.serving.image_urls.value,
             page=page_routes(),
             receipts=cluster.pool.receipts,
-            gives_receipts=plan.cluster.receipts,
+            gives_receipts=plan.cluster.receipts or plan.cluster.audit_rate > 0.0,
         )
         examples = plan.serving.https_choice.examples(tls, options.folder)
         welcome = _Welcome(invited, sessions, needs_key, new_key, examples)

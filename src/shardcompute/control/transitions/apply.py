@@ -28,6 +28,7 @@ from shardcompute.control.state import (
     hops,
     is_loaded,
 )
+from shardcompute.control.transitions.audit_transitions import AUDITS
 from shardcompute.control.transitions.link_transitions import LINKS, without_breaks
 from shardcompute.control.transitions.move_transitions import (
     MOVING,
@@ -312,6 +313,7 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     **SHARDS,
     **TIMES,
     **MOVING,
+    **AUDITS,
     happened.StateRemembered: _remember,
     happened.ModelRequested: _request,
     happened.ModelDropped: _drop,

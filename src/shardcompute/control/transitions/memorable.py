@@ -29,4 +29,4 @@ def memorable(state: ClusterState) -> ClusterState:
         )
         for id, chain in state.chains.items()
     }
-    return replace(state, nodes=nodes, chains=chains, link_breaks=())
+    return replace(state, nodes=nodes, chains=chains, link_breaks=(), audits={})

@@ -45,6 +45,8 @@ _ANOTHER = 1.5
 
 def _settled_status(node: Node) -> NodeStatus:
     """The status of a node that we have no reason to suspect."""
+    if node.quarantine:
+        return "quarantined"
     if node.is_at_rest:
         return "resting"
     if node.is_draining:
@@ -79,6 +81,7 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
         group_times=measured.group_times if measured else (),
         probes=probes,
         refusals=measured.refusals if measured else (),
+        **_standing_of(old),
     )
     state = with_node(state, replace(node, status=_settled_status(node)))
     if node.can_work and (old is None or not old.is_live):
@@ -87,6 +90,13 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
     if old is not None and old.is_live and old.address != event.address:
         state = _interrupt_moved(state, event.node)
     return trim_standbys(_interrupt_unheld(state, event.node))
+
+
+def _standing_of(old: Node | None) -> dict[str, Any]:
+    """Whoever comes back is who it was."""
+    if old is None:
+        return {}
+    return {name: getattr(old, name) for name in ("reputation", "audits", "audits_failed", "quarantine")}
 
 
 def _interrupt_moved(state: ClusterState, node_id: str) -> ClusterState:
@@ -171,7 +181,7 @@ def _seen(node: Node, event: happened.NodeSeen, seen_s: float, lost_after_s: flo
     return replace(
         node,
         status=_settled_status(node),
-        status_reason="",
+        status_reason=node.quarantine,
         accusers=(),
         resident_bytes=event.resident_bytes or node.resident_bytes,
         kv_used_bytes=event.kv_used_bytes,
@@ -344,7 +354,7 @@ def _restart(state: ClusterState, event: happened.CoordinatorStarted) -> Cluster
         else node
         for id, node in state.nodes.items()
     }
-    state = begin_links_anew(replace(state, nodes=nodes), event.now_s)
+    state = begin_links_anew(replace(state, nodes=nodes, audits={}), event.now_s)
     state = begin_moves_anew(state, event.now_s)
     for chain in state.live_chains():
         # Other machines measure anew now as well: what is there is kept for a while.

@@ -481,6 +481,14 @@ class ClusterAdmin(Closing):
         self._cluster.drain(found.id)
         return self._view(found.id)
 
+    def pardon_node(self, node: str) -> NodeView:
+        """Let a node work again that audits have put in quarantine."""
+        found = self._find_node(node)
+        if not found.quarantine:
+            raise UsageError(f"{found.name} is not in quarantine", hint="shardcompute nodes shows who is")
+        self._cluster.pardon(found.id)
+        return self._view(found.id)
+
     def revoke_node(self, node: str) -> RevokedNode:
         """Throw a node out for good, with the join tokens that it used; it can only come back as a new machine with a
         new token."""

@@ -62,6 +62,11 @@ def _node_events(old: Node | None, node: Node) -> Iterator[EventView]:
         rests = f"rests: {node.rest_reason}; others take over what it does"
         text = f"{node.name} {rests if node.rest_reason else 'works again'}"
         yield EventView(kind="node", tone="warn" if node.rest_reason else "good", text=text, node=node.id)
+    elif node.quarantine and old is not None and not old.quarantine:
+        text = f"{node.name} is in quarantine: {node.quarantine}"
+        yield EventView(kind="node", tone="bad", text=text, node=node.id)
+    elif old is not None and old.quarantine and not node.quarantine:
+        yield EventView(kind="node", tone="good", text=f"{node.name} is pardoned", node=node.id)
     elif node.is_draining and old is not None and not old.is_draining:
         text = f"{node.name} is being relieved of its work"
         yield EventView(kind="node", tone="warn", text=text, node=node.id)

@@ -100,6 +100,9 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         used_bytes=node.process_bytes + sum(shard.size_bytes for shard in node.shards),
         resident_bytes=node.resident_bytes,
         is_draining=node.is_draining,
+        reputation=node.reputation,
+        audits=node.audits,
+        audits_failed=node.audits_failed,
         rest_reason=node.rest_reason,
         is_standby=node.is_standby,
         layers=tuple(

@@ -135,6 +135,10 @@ class NodeView:
     """Set aside of it: for the process itself, layers, scratch and KV, whether or not it is filled."""
     is_draining: bool
     is_standby: bool
+    reputation: float = 1.0
+    """What its audits have earned it, from 0 to 1 (`docs/trust.md`)."""
+    audits: int = 0
+    audits_failed: int = 0
     rest_reason: str = ""
     """Why its owner does not let it work now; "": it may. Of status `resting`, it does not."""
     layers: tuple[HeldLayers, ...] = ()

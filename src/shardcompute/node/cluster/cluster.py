@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from shardcompute.control import ClusterState, PlacementPolicy
-from shardcompute.control.events import LayoutKept, ModelDropped, ModelRequested, NodeDrained
+from shardcompute.control.events import LayoutKept, ModelDropped, ModelRequested, NodeDrained, NodePardoned
 from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.placement.rank_groups import check_ranks
 from shardcompute.control.sizes import describe_card
@@ -17,6 +17,8 @@ from shardcompute.core.fields import shorten
 from shardcompute.core.kv_types import KvType
 from shardcompute.node.accounts import ClusterAccounts, CountUsage
 from shardcompute.node.cluster.access import ClusterAccess
+from shardcompute.node.cluster.audits.auditor import Auditor, AuditRecord
+from shardcompute.node.cluster.audits.recomputation import Recomputations
 from shardcompute.node.cluster.network import ClusterNetwork
 from shardcompute.node.cluster.options import ClusterOptions
 from shardcompute.node.cluster.orders import OrderBook, ServedOrder
@@ -49,6 +51,7 @@ from shardcompute.security import (
 )
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.sources.progress import Progress
+from shardcompute.wire import Message
 from shardcompute.wire.codecs.mode import check_wire
 
 _CERTIFICATES_EVERY_S = 3600.0
@@ -83,6 +86,10 @@ class Cluster:
             """What API keys with limits have used, at all servers of the cluster together."""
             self._accounts = ClusterAccounts(self.quota, lambda: self.access.key_book)
             self.coordinator = self._open_coordinator()
+            self._recomputations = Recomputations(
+                Peer(self.node, self._endpoint.url), self.coordinator, self._endpoint.dialler("driver")
+            )
+            self.auditor = self._open_auditor()
             self.draft_heads = DraftHeadTeaching(
                 self._files,
                 self.pool,
@@ -122,7 +129,7 @@ class Cluster:
                 "control": lambda link: self.coordinator.serve_control(link),
                 "weights": self._files.weights.serve,
                 "probe": answer_probes,
-                "stage": lambda link: receive_all(link, self.pool.take),
+                "stage": lambda link: receive_all(link, self._take),
             },
         )
 
@@ -140,7 +147,28 @@ class Cluster:
             on_overdue=lambda overdue: self.coordinator.step_overdue(overdue),
             on_ring=lambda *timed: self.coordinator.ring_timed(*timed),
             credentials=lambda: self._endpoint.credentials,
+            on_asked=lambda request: None if self.auditor is None else self.auditor.asked(request),
+            on_receipt=lambda receipt, packed: (
+                None if self.auditor is None else self.auditor.made(receipt, packed)
+            ),
         )
+
+    def _open_auditor(self) -> Auditor | None:
+        rate = self.options.audit_rate
+        if rate <= 0.0:
+            return None
+        return Auditor(
+            rate, self._authority.certificate_pem, self.coordinator, self._recomputations, self._audited
+        )
+
+    def _audited(self, record: AuditRecord) -> None:
+        """In the auditor's thread."""
+        self.pool.receipts.mark(record.receipt, record.judgement.outcome)
+
+    def _take(self, message: Message, body: memoryview, sender: str) -> None:
+        """What stages send: of chains that are served, and of what is computed again."""
+        if not self._recomputations.take(message, body, sender):
+            self.pool.take(message, body, sender)
 
     def _open_coordinator(self) -> Coordinator:
         options = self.options
@@ -347,6 +375,10 @@ class Cluster:
     def drain(self, node: str) -> None:
         self.coordinator.post(NodeDrained(node))
 
+    def pardon(self, node: str) -> None:
+        """Let a node work again that audits have put in quarantine."""
+        self.coordinator.post(NodePardoned(node))
+
     def revoke_node(self, node: str) -> bool:
         """Throw a node out for good: its certificate is refused everywhere from now on, and so are the tokens that it
         joined with, as it knows them. Whether that is on record; otherwise it will be once the disk has room."""
@@ -362,6 +394,8 @@ class Cluster:
 
     def close(self) -> None:
         self._network.close_doors()
+        if self.auditor is not None:
+            self.auditor.close()
         self.quota.flush()
         self.coordinator.close()
         self.pool.close()

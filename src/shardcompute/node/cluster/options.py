@@ -57,5 +57,7 @@ class ClusterOptions:
     """Other hosts by which it is reached, such as an IPv4 address beside an IPv6 one."""
     relays: RelayOptions = field(default_factory=RelayOptions)
     """Where nodes meet that cannot dial each other."""
+    audit_rate: float = 0.0
+    """The share of what machines of good reputation compute that is computed again elsewhere; 0: nothing is audited."""
     recovers_journal: bool = False
     """Go on with what is left of a journal that is missing or damaged."""

@@ -103,12 +103,16 @@ class DriverPool:
         on_ring: OnRing = lambda chain, epoch, step_s, wire_s: None,
         credentials: Callable[[], Credentials] | None = None,
         on_receipt: Callable[[str, bytes], None] = lambda receipt, packed: None,
+        on_asked: Callable[[GenerationRequest], None] = lambda request: None,
     ) -> None:
         """`hosted` knows the chains that workers drive; without it all of them are driven here. `on_step`
         hears how stages spent their time on each step, `on_ring` what many of them took, `on_overdue` of steps whose
         results are missed. Streams
         wait `patience_s` for a model that nobody can serve any more, and `quiet_s` for one whose loading comes no
-        further. With `credentials` answers can have receipts, of which `on_receipt` hears."""
+        further. With `credentials` answers can have receipts, of which `on_receipt` hears, also of those that were made
+        on other machines, and `on_asked` of the requests that are to have one."""
+        self._on_asked = on_asked
+        self._on_receipt = on_receipt
         self.url = url
         self._hosted = hosted
         self._on_step = on_step
@@ -407,6 +411,7 @@ class DriverPool:
         check_receipt(request, self._collector)
         if request.receipt:
             self.receipts.expect(request.receipt, request.caller)
+            self._on_asked(request)
         with self.requests.open(name, chain, request) as entry:
 
             def begun(session: int) -> None:
@@ -491,6 +496,7 @@ class DriverPool:
     def _keep_hosted_receipt(self, receipt: str, packed: bytes) -> None:
         """A worker that drives a chain has made a receipt, which it signed."""
         self.receipts.put(receipt, packed)
+        self._on_receipt(receipt, packed)
 
     def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
         self._traffic.count(timings, chain)

@@ -240,6 +240,24 @@ class Redial(msgspec.Struct, frozen=True, tag=True):
     by_driver: bool
 
 
+class ShowRows(msgspec.Struct, frozen=True, tag=True):
+    """Show what you have sent of an answer that is over, from this row on, as the stage that begins with layer `start`.
+    Answered with `ShownRows`."""
+
+    receipt: str
+    start: int
+    row: int
+
+
+class ShownRows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows as the next stage has read them, float32, and the form in which they travelled."""
+
+    codec: Annotated[str, msgspec.Meta(max_length=64)]
+    width: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=_MOST_ROWS)]
+    content: bytes
+
+
 class Probe(msgspec.Struct, frozen=True, tag=True):
     """Measure the links to these nodes and report them."""
 
@@ -368,6 +386,7 @@ WorkerCommand: TypeAlias = (
     | TraceStep
     | ConfirmMissing
     | Redial
+    | ShowRows
     | Probe
     | MeetNode
     | Leave
@@ -401,6 +420,21 @@ def encode_command(command: NodeCommand) -> bytes:
 
 def encode_answer(answer: Connected | StepTraced) -> bytes:
     return msgspec.json.encode(answer)
+
+
+def encode_rows(rows: ShownRows) -> bytes:
+    return msgspec.msgpack.encode(rows)
+
+
+def decode_rows(content: bytes) -> ShownRows:
+    """LinkError where a peer shows something else."""
+    try:
+        rows = msgspec.msgpack.decode(content, type=ShownRows)
+    except (ValueError, RecursionError) as error:
+        raise LinkError(f"rows cannot be understood: {error}", hint="run one release on all nodes") from error
+    if len(rows.content) != 4 * rows.width * rows.count:
+        raise LinkError(f"{len(rows.content)} bytes are no {rows.count} rows of {rows.width}")
+    return rows
 
 
 def decode_connected(content: bytes) -> Connected:

@@ -145,6 +145,13 @@ class ActivationLog:
         if track is not None:
             self._used_bytes -= track.size_bytes
 
+    def all_sent(self, session: int) -> tuple[bytes, list[Chunk]]:
+        """The nonce of the receipt that a session is to have, and all that was sent of it from its first row on;
+        nothing where it is not here, or wants none."""
+        track = self._tracks.get(session)
+        nonce = b"" if track is None or track.opening is None else track.opening.receipt_nonce
+        return (nonce, list(track.chunks)) if track is not None and nonce else (b"", [])
+
     def clear(self) -> None:
         self._tracks.clear()
         self._used_bytes = 0

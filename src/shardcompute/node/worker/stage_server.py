@@ -42,6 +42,8 @@ from shardcompute.node.rpc.commands import (
     Peer,
     Redial,
     SendKv,
+    ShownRows,
+    ShowRows,
     StepTraced,
     TraceStep,
 )
@@ -52,6 +54,7 @@ from shardcompute.node.worker.migration.exchange import KvExchange
 from shardcompute.node.worker.migration.receiver import ReceivedKv
 from shardcompute.node.worker.peer_links import PeerLinks
 from shardcompute.node.worker.ranks.groups import RankGroups, RankMeeting
+from shardcompute.node.worker.receipts.kept_rows import KeptRows
 from shardcompute.node.worker.receipts.stage_receipts import StageReceipts
 from shardcompute.node.worker.service_pace import ServicePace, ShardPace
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
@@ -62,7 +65,7 @@ from shardcompute.runtime.overlap import next_item
 from shardcompute.runtime.picture_encoding import PictureEncoding
 from shardcompute.runtime.stage import PendingFrame, StageRuntime
 from shardcompute.security.credentials import Credentials
-from shardcompute.security.receipts.records import StageClaim
+from shardcompute.security.receipts.records import StageClaim, id_of
 from shardcompute.wire import (
     Link,
     Message,
@@ -152,6 +155,7 @@ class StageServer:
         self._links = PeerLinks(dial, on_link_broken)
         self._kv = KvExchange(dial_kv or dial, self._perform)
         self._receipts = StageReceipts(credentials, self._links.send)
+        self._kept_rows = KeptRows(log_bytes // 4)
         self._output = StageOutput(self._links, self._receipts)
         self._most_log_bytes = log_bytes
         self._log_bytes = log_bytes
@@ -254,6 +258,7 @@ class StageServer:
     def _share_logs(self) -> None:
         with self._lock:
             logs, log_bytes = [slot.log for slot in self._slots.values()], self._log_bytes
+        self._kept_rows.limit(log_bytes // 4)
         used_bytes = sum(each.used_bytes for each in logs)
         for each in logs:
             each.limit(log_bytes // len(logs))
@@ -343,6 +348,10 @@ class StageServer:
         route = slot.route
         to = route.drivers.get(command.session_namespace) if route.is_last else route.next
         return msgspec.structs.replace(traced, unsent=0 if to is None else self._links.backlog(to))
+
+    def show_rows(self, command: ShowRows) -> ShownRows:
+        """What was sent of an answer that is over, for an audit. UsageError: it is not kept any more."""
+        return self._kept_rows.show(command)
 
     def redial(self, command: Redial) -> None:
         """End the link to a peer, and report it as one that broke. LinkError where there is none."""
@@ -773,6 +782,10 @@ class StageServer:
         if owner is None or not slot.route.may_end(sender, [message.session]):
             return
         self._receipts.commit(message, owner)
+        if message.is_over and slot.claim is not None:
+            nonce, sent = slot.log.all_sent(message.session)
+            if nonce:
+                self._kept_rows.keep(id_of(nonce), slot.claim.start, sent)
         if not slot.route.is_last:
             self._links.send(slot.route.next, message)
 

@@ -47,10 +47,12 @@ from shardcompute.node.rpc.commands import (
     Probe,
     Redial,
     SendKv,
+    ShowRows,
     TakeDraftHead,
     TraceStep,
     UnloadLayers,
     encode_answer,
+    encode_rows,
 )
 from shardcompute.node.rpc.control_client import ControlClient, FindAgain
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
@@ -503,6 +505,8 @@ class Worker:
             return encode_answer(self._stages.trace(command))
         elif isinstance(command, Redial) and not command.by_driver:
             self._stages.redial(command)
+        elif isinstance(command, ShowRows):
+            return encode_rows(self._stages.show_rows(command))
         elif isinstance(command, Probe):
             self._probe(command)
         else:

@@ -16,6 +16,8 @@ _MOST_TEXT_BYTES = 32 << 20
 class _Kept:
     caller: str
     packed: bytes = b""
+    mark: str = ""
+    """What audits have found of the answer; "": none was made."""
     is_settled: threading.Event = field(default_factory=threading.Event)
     """There is one, or it is known that there will be none."""
 
@@ -57,6 +59,19 @@ class ReceiptStore:
             return None
         kept.is_settled.wait(wait_s)
         return unpack_text(kept.packed) if kept.packed else None
+
+    def mark(self, receipt: str, finding: str) -> None:
+        """An audit of the answer found this; what is worse than `passed` stays."""
+        with self._lock:
+            kept = self._kept.get(receipt)
+            if kept is not None and kept.mark in ("", "passed"):
+                kept.mark = finding
+
+    def mark_of(self, receipt: str) -> str:
+        """What audits have found of an answer; "": nothing yet, or it is not kept."""
+        with self._lock:
+            kept = self._kept.get(receipt)
+        return "" if kept is None else kept.mark
 
     def _trim(self) -> None:
         while len(self._kept) > self._most_receipts or self._used_bytes > self._most_bytes:

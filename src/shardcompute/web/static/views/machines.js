@@ -5,7 +5,7 @@ import { confirm, h, keyed, mark, meter, pill, say, setMeter, toast } from "../d
 import { bytes, clock, day, layers, linkSpeed, memoryParts, percent, plural, rate, seconds } from "../format.js";
 import { hueOf, isLive, nameOf } from "../store.js";
 
-const TONES = { ready: "good", joining: "accent", suspected: "warn", draining: "warn", resting: "warn", lost: "bad", gone: "" };
+const TONES = { ready: "good", joining: "accent", suspected: "warn", draining: "warn", resting: "warn", quarantined: "bad", lost: "bad", gone: "" };
 const MOST_LINKS = 12;
 const FORGOTTEN = 8; // Of those that are no more, only the first few are listed.
 
@@ -157,6 +157,7 @@ function factsOf(node) {
     ["Memory set aside", memoryOf(node)], ["KV used", `${bytes(node.kv_used_bytes)} of ${bytes(node.parts.kv_reserved_bytes)} reserved`],
     ["Resident", node.resident_bytes ? `${bytes(node.resident_bytes)}: all that its process takes now` : "it does not say"], ["On its disk", cached.join(", ") || "nothing"]];
   if (node.role === "worker") facts.push(["Speed", speedOf(node)]);
+  if (node.audits) facts.push(["Audits", `${node.audits}, of which ${node.audits_failed} against it; reputation ${node.reputation.toFixed(2)}`]);
   if (node.memory_reason) facts.push(["Offers less since", node.memory_reason]);
   return node.status_reason ? [...facts, ["Why", node.status_reason]] : facts;
 }

@@ -1,0 +1,1 @@
+"""Audits of answers: drawn from what stages signed, computed again elsewhere, judged, and acted upon."""
