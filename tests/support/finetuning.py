@@ -16,9 +16,9 @@ from shardcompute.collectives import Group
 from shardcompute.core.settings import load_settings
 from shardcompute.finetune.data.batches import MicroBatch, step_batches
 from shardcompute.finetune.data.examples import Example
+from shardcompute.finetune.local_pipeline import LocalPipeline
 from shardcompute.finetune.modules import choose_modules
 from shardcompute.finetune.peft_folder import AdapterCard, write_peft_folder
-from shardcompute.finetune.local_pipeline import LocalPipeline
 from shardcompute.finetune.plan import FinetunePlan
 from shardcompute.finetune.stage import FinetuneStage, StageOptions
 from shardcompute.models.spec import Stage
