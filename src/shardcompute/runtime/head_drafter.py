@@ -351,7 +351,7 @@ class HeadDrafter:
             position = last.position + 1
             most = min(part.head_draft_tokens, self._limits.most, self._limits.context_length - position - 1)
             if most > 0:
-                text = self._text(part.session, tail.tokens(part.session, position))
+                text = self._text(part.session, tail.tokens(part.session, 0, position))
                 begun.append(_Growth(part, text, last.token, position, last.token, most))
         return begun
 

@@ -136,10 +136,6 @@ class Tail:
         """At which a session's tokens are drawn."""
         return self._session(session).sampling.temperature
 
-    def tokens(self, session: int, length: int) -> list[int]:
-        """The first `length` tokens of a session, or as many as are known."""
-        return self._session(session).tokens[:length]
-
     def follow(self, part: SessionRows) -> None:
         """Remember these tokens and pick none."""
         self._session(part.session).take(part)

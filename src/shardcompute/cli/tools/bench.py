@@ -468,8 +468,8 @@ def gpu(
 
     if not torch.cuda.is_available():
         raise BackendError("there is no CUDA device here", hint="run it on a machine with an NVIDIA GPU")
-    from shardcompute.bench.gpu import run_gpu_bench
-    from shardcompute.bench.gpu_experts import run_expert_bench
+    from shardcompute.bench.gpu.decoding import run_gpu_bench
+    from shardcompute.bench.gpu.experts import run_expert_bench
 
     outcome = run_expert_bench(rounds=rounds) if experts else run_gpu_bench(layers=layers, rounds=rounds)
     if json_file is not None:

@@ -1,23 +1,18 @@
 """`bench gpu`: how near a CUDA device's decode comes to the bandwidth of its memory.
 
-    python -m shardcompute.bench.gpu --json results.json
-
 A decoder of an 8B model's shape with random weights runs decode steps for several batches and context lengths: with
 our kernels in graphs (weights of 16, 8 and 4 bits), with our kernels eagerly, and with torch's library in graphs.
 The arms take turns within one run. What counts as read are all weights once and the used KV; the yardstick is a large
-copy on the same device in the same run, bytes read plus bytes written. Imports nothing but numpy and torch.
+copy on the same device in the same run, bytes read plus bytes written.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -366,20 +361,3 @@ def seconds_per_call(work: Callable[[], Any], count: int) -> float:
         work()
     torch.cuda.synchronize()
     return (time.perf_counter() - start) / count
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Decode speed of a CUDA device against its memory's bandwidth."
-    )
-    parser.add_argument("--json", type=Path, help="write the results there")
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    outcome = run_gpu_bench(layers=arguments.layers, rounds=arguments.rounds)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(outcome, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ import torch
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.torch import TorchExecutor
-from shardcompute.bench.gpu import (
+from shardcompute.bench.gpu.decoding import (
     DeviceSource,
     describe_environment,
     llama_8b,
