@@ -20,7 +20,7 @@ from shardcompute.core.generation import Delta, GenerationRequest, Speculation, 
 from shardcompute.core.steps import Frame, Opening, Picked, SessionRows
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape, DriverLimits
-from shardcompute.node.driver.prefix_routing import ChainOffer, choose_chain
+from shardcompute.node.driver.sessions.prefix_routing import ChainOffer, choose_chain
 
 if TYPE_CHECKING:
     from shardcompute.models.tokenizer import Tokenizer

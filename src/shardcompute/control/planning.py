@@ -33,7 +33,6 @@ from shardcompute.control.decisions import (
     which_standbys_are_wanted,
     who_is_suspected_or_lost,
 )
-from shardcompute.control.drift import probes_of_doubtful_links, which_stage_has_drifted
 from shardcompute.control.driver_placement import where_a_driver_belongs
 from shardcompute.control.drivers import (
     all_drivers,
@@ -50,7 +49,6 @@ from shardcompute.control.moves import (
     which_move_pays,
 )
 from shardcompute.control.placement.place import Unplaceable
-from shardcompute.control.quiet import Rest, rest
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import (
     Assignment,
@@ -66,6 +64,8 @@ from shardcompute.control.state import (
 from shardcompute.control.transitions.apply import apply
 from shardcompute.control.transitions.link_transitions import probe_commands, which_link_fails
 from shardcompute.control.transitions.state_updates import claims_on
+from shardcompute.control.watch.drift import probes_of_doubtful_links, which_stage_has_drifted
+from shardcompute.control.watch.quiet import Rest, rest
 from shardcompute.control.wording import loading_in_words
 
 _MOST_SOURCES = 32

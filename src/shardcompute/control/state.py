@@ -13,9 +13,9 @@ from typing import Literal
 from msgspec import Struct
 
 from shardcompute.backends.footprint import ADAPTING_HOLDERS
-from shardcompute.control.estimates import DecayedEstimate
 from shardcompute.control.placement.parallelism import PIPELINE, Parallelism
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
+from shardcompute.control.watch.estimates import DecayedEstimate
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.models.spec import ModelSpec
 from shardcompute.models.tensor_share import Exchange

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from shardcompute.control import PlacementPolicy
-from shardcompute.node.driver import ring_pace
+from shardcompute.node.telemetry import ring_pace
 from shardcompute.node.worker import service_pace
 from shardcompute.runtime.stage import StageRuntime
 from support.models.requests import mixture

@@ -14,9 +14,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from shardcompute.control import events as happened
-from shardcompute.control.estimates import observe
 from shardcompute.control.state import Chain, ClusterState, RingTime, StageTime
 from shardcompute.control.transitions.state_updates import live_node, with_chain, with_node
+from shardcompute.control.watch.estimates import observe
 
 _RING_DRIFT = 0.5
 _RING_DRIFT_S = 0.001

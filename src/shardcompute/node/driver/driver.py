@@ -39,7 +39,6 @@ from shardcompute.node.driver.generation import Emit, Generation, GenerationText
 from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad, check_request, picture_bytes
 from shardcompute.node.driver.receipts.collector import ReceiptCollector, check_receipt
 from shardcompute.node.driver.repair_wait import QUIET_S, RepairWait
-from shardcompute.node.driver.ring_pace import RingPace, RingWindow
 from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits
 from shardcompute.node.driver.sessions.kv_budget import KvBudget
 from shardcompute.node.driver.sessions.session import Session
@@ -47,6 +46,7 @@ from shardcompute.node.driver.speculator import RoutedSpeculator, TakeDraft
 from shardcompute.node.rpc.commands import UNCHANGED, ShapeChange
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.rpc.step_times import ROUND_PATIENCE, Patience
+from shardcompute.node.telemetry.ring_pace import RingPace, RingWindow
 from shardcompute.wire import StageTiming
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.limits import DriverLimits
-from shardcompute.node.driver.prefix_routing import ChainOffer, SentPrompts, choose_chain
 from shardcompute.node.driver.receipts.collector import ReceiptCollector, check_receipt
 from shardcompute.node.driver.receipts.store import ReceiptStore
 from shardcompute.node.driver.repair_wait import QUIET_S
+from shardcompute.node.driver.sessions.prefix_routing import ChainOffer, SentPrompts, choose_chain
 from shardcompute.node.rpc.commands import Attach, Peer, Unservable
 from shardcompute.node.rpc.frames import timings_of
 from shardcompute.node.rpc.session_ids import choose_namespace, first_session

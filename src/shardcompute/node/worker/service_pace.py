@@ -28,7 +28,7 @@ class ShardPace:
 
 
 @dataclass(slots=True)
-class _Window:
+class _StepWindow:
     """The ratios of one kind of steps."""
 
     least_steps: int
@@ -55,8 +55,8 @@ class ServicePace:
     def __init__(self, loaded: StageSpeed, context_s: float) -> None:
         self._loaded = loaded
         self._context_s = context_s
-        self._decode = _Window(_LEAST_STEPS)
-        self._prefill = _Window(_LEAST_PROMPT_STEPS)
+        self._decode = _StepWindow(_LEAST_STEPS)
+        self._prefill = _StepWindow(_LEAST_PROMPT_STEPS)
 
     def observe(self, rows: int, context_tokens: int, seconds: float, now_s: float) -> ShardPace | None:
         """A step of so many rows, behind so many tokens in all, took `seconds`. Returns the pace of a window that ends

@@ -539,3 +539,12 @@ def test_generations_know_the_public_name_of_their_key(fakes: Any, admin: Cluste
     assert callers[0] == own.id
     assert callers[1].startswith("key-")
     assert "given" not in callers[1]
+
+
+def test_a_layout_is_kept_and_let_go(client: ClusterClient, admin: ClusterAdmin, ask: Any) -> None:
+    assert client.keep_layout("org/tiny", True).is_kept
+    assert [model.is_kept for model in admin.state().models] == [True]
+    assert not client.keep_layout("org/tiny", False).is_kept
+    assert [model.is_kept for model in admin.state().models] == [False]
+    assert ask("POST", "/cluster/models/org/none/layout", json={"keep": True}).status_code == 404
+    assert ask("POST", "/cluster/models/org/tiny/layout", json={}).status_code == 400

@@ -357,6 +357,18 @@ def test_drain_waits_until_the_node_has_left(cli: Cli, lab: Lab) -> None:
     assert "no node 'nobody'" in unknown.stderr
 
 
+def test_plan_keeps_a_layout_and_lets_it_go(cli: Cli, lab: Lab) -> None:
+    kept = cli("plan", "org/tiny", "--keep", *HERE)
+    assert kept.exit_code == 0
+    assert "org/tiny stays where it is, also after a restart" in kept.stderr
+    assert lab.cluster.coordinator.state.models["org/tiny"].is_kept
+    assert "its layout is kept" in cli("status", *HERE).stdout
+    told = json.loads(cli("plan", "org/tiny", "--no-keep", "--json", *HERE).stdout)
+    assert told == {"model": "org/tiny", "is_kept": False}
+    assert not lab.cluster.coordinator.state.models["org/tiny"].is_kept
+    assert cli("plan", "org/none", "--keep", *HERE).exit_code != 0
+
+
 def test_drain_tells_when_the_node_was_lost(cli: Cli, lab: Lab) -> None:
     lab.script = [lambda: lab.cluster.coordinator.post(happened.NodeLost("a", 1, "died", NOW_S))]
     result = cli("drain", "a", *HERE)

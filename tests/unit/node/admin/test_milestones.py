@@ -9,7 +9,7 @@ import msgspec
 from shardcompute.cli.serve.story import activity, progress_lines
 from shardcompute.control import events as happened
 from shardcompute.control.explain import report_models
-from shardcompute.control.state import Assignment, Chain, ClusterState, Loading, Node, Refusal, Shard
+from shardcompute.control.state import Assignment, Chain, ClusterState, Loading, Move, Node, Refusal, Shard
 from shardcompute.node.admin.milestones import milestones
 from support.swarm.fake_cluster import H200, NOW_S, serving_cluster
 
@@ -153,3 +153,22 @@ def test_models_come_and_go() -> None:
     cluster.drop("org/tiny")
     assert "org/tiny is no longer wanted" in told(before, cluster.coordinator.state)
     assert "org/tiny is to be served (int8, 1 chain)" in told(EMPTY, before)
+
+
+def test_what_came_of_a_move_is_told_once() -> None:
+    move = Move(1, "m#1", "m", "68% better", 5.0, made_epoch=2)
+    before = msgspec.structs.replace(_state(chain=CHAIN), moves=(move,))
+    judged = msgspec.structs.replace(move, outcome="a step takes 2 ms")
+    after = msgspec.structs.replace(before, moves=(judged,))
+    assert told(before, after) == ["m has moved: a step takes 2 ms"]
+    assert told(after, msgspec.structs.replace(after, moves=(judged, move))) == []
+
+
+def test_a_layout_that_is_kept() -> None:
+    cluster = serving_cluster(500, 500)
+    before = cluster.coordinator.state
+    [name] = before.models
+    cluster.coordinator.post(happened.LayoutKept(name, True))
+    assert told(before, cluster.coordinator.state) == [
+        f"the layout of {name} stays as it is, but for machines that fail"
+    ]

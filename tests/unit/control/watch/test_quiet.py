@@ -7,7 +7,7 @@ import pytest
 from shardcompute.control import ClusterState, planning
 from shardcompute.control import events as happened
 from shardcompute.control.placement import request as terms
-from shardcompute.control.quiet import is_like
+from shardcompute.control.watch.quiet import is_like
 from support.swarm.noisy_cluster import MIB, Machine, NoisyCluster
 
 

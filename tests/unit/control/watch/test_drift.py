@@ -11,12 +11,12 @@ import pytest
 from shardcompute.control import Record, apply, memorable, next_actions
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
-from shardcompute.control.estimates import DecayedEstimate, observe
 from shardcompute.control.placement.cost_model import score
 from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.placement.place import Placement, place
 from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import sizes_of
+from shardcompute.control.watch.estimates import DecayedEstimate, observe
 from support.swarm.noisy_cluster import MIB, SMALL, Machine, NoisyCluster
 
 WINDOW_S = 5.0

@@ -14,7 +14,12 @@ import pytest
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.pool import DriverPool, PoolModel, _PoolChain
-from shardcompute.node.driver.prefix_routing import SESSION_TOKENS, ChainOffer, SentPrompts, choose_chain
+from shardcompute.node.driver.sessions.prefix_routing import (
+    SESSION_TOKENS,
+    ChainOffer,
+    SentPrompts,
+    choose_chain,
+)
 from shardcompute.node.driver.sessions.session import PAGE_TOKENS
 from support.swarm.fake_chain import LETTERS, SHAPE, FakeChain, connected, submit
 
