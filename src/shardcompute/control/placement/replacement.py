@@ -135,7 +135,11 @@ def keep_layout(
         and move_seconds(request, each) < moved
         and wanted < score(request, each).score * (1 + request.policy.min_gain)
     ]
-    return min(known, key=lambda each: (move_seconds(request, each), each), default=found)
+
+    def price(stages: tuple[Assignment, ...]) -> tuple[tuple[int, float], list[tuple[int, str]]]:
+        return move_seconds(request, stages), [(stage.stop, stage.node) for stage in stages]
+
+    return min(known, key=price, default=found)
 
 
 def _replacement(request: Request, stages: Sequence[Assignment], how: str) -> Replacement:
