@@ -17,7 +17,7 @@ from shardcompute.wire.generations import Generate
 from shardcompute.wire.messages import (
     ID_BYTES,
     CollectiveFrame,
-    KvRows,
+    KvPiece,
     Message,
     SessionClose,
     SessionOpen,
@@ -75,7 +75,7 @@ def check_message(message: Message, body_bytes: int, limits: WireLimits) -> None
         if body_bytes != message.size:
             raise LinkError(f"{message.size} bytes of a collective were announced and {body_bytes} came")
         return
-    if isinstance(message, KvRows):
+    if isinstance(message, KvPiece):
         _check_kv_rows(message, body_bytes, limits)
         return
     if isinstance(message, TrainingFrame):
@@ -122,7 +122,7 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
         )
 
 
-def _check_kv_rows(message: KvRows, body_bytes: int, limits: WireLimits) -> None:
+def _check_kv_rows(message: KvPiece, body_bytes: int, limits: WireLimits) -> None:
     if body_bytes != message.size:
         raise LinkError(f"{message.size} bytes of KV were announced and {body_bytes} came")
     if message.ids and len(message.ids) != ID_BYTES * message.count:

@@ -5,7 +5,7 @@ A link opens with `Hello` from the side that dialled and `Welcome` or `Refused` 
 has a body: activations `[rows, width]` in the form that `codec` names; on the way from the driver to the
 first stage there are none yet and the token ids say it all (`width` 0, `codec` ""), but for the patches of
 pictures of sessions that begin, which are its body then. So has a `CollectiveFrame`, between ranks that
-compute a stage together, and `KvRows`, on a link (role "kv") from a stage to one that is to go on in its place.
+compute a stage together, and `KvPiece`, on a link (role "kv") from a stage to one that is to go on in its place.
 
 Structs travel as MessagePack arrays headed by their number, so fields are known by their place: a later
 version appends fields with defaults and never reorders or renumbers, and an older reader skips what it does
@@ -40,7 +40,7 @@ MOST_TRAINING_BYTES = 7 << 20
 MOST_SIGNED_BYTES = 256 << 10
 MOST_CERTIFICATE_BYTES = 8 << 10
 MOST_KV_BYTES = 4 << 20
-"""In one `KvRows`."""
+"""In one `KvPiece`."""
 MOST_KV_SESSIONS = 1 << 16
 
 Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -334,7 +334,7 @@ class KvAccepted(msgspec.Struct, frozen=True, array_like=True, tag=71):
     """The sender of an offer may go on."""
 
 
-class KvRows(msgspec.Struct, frozen=True, array_like=True, tag=72):
+class KvPiece(msgspec.Struct, frozen=True, array_like=True, tag=72):
     """Rows of a session as they are kept, `size` bytes as the body, in place of any that were sent from `start` on.
     With its first row comes how the session was `opened`, and with each row of a last stage its token (`ids`)."""
 
@@ -391,7 +391,7 @@ DataMessage: TypeAlias = (
     | StageSigned
     | KvOffer
     | KvAccepted
-    | KvRows
+    | KvPiece
     | KvEnded
     | KvSealed
     | TrainingFrame

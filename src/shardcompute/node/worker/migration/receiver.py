@@ -28,7 +28,7 @@ from shardcompute.wire import (
     KvAccepted,
     KvEnded,
     KvOffer,
-    KvRows,
+    KvPiece,
     KvSealed,
     Link,
     Message,
@@ -62,7 +62,7 @@ class ReceivedKv:
     settled: threading.Event = field(default_factory=threading.Event)
     """It was taken or dropped: nothing is written any more."""
 
-    def write(self, source: int, layers: range, message: KvRows, body: memoryview) -> None:
+    def write(self, source: int, layers: range, message: KvPiece, body: memoryview) -> None:
         self._check_open()
         rows = RowSpan(message.session, message.start, message.start + message.count)
         if not self.ledger.check(source, rows):
@@ -219,7 +219,7 @@ class KvReceiver:
     def _take_all(self, link: Link, copy: ReceivedKv, source: int, layers: range) -> None:
         while True:
             message, body = _receive(link, _QUIET_S)
-            if isinstance(message, KvRows):
+            if isinstance(message, KvPiece):
                 _check_rows(message, body, copy.kv, layers)
                 self._perform(partial(copy.write, source, layers, message, body))
             elif isinstance(message, KvEnded):
@@ -239,7 +239,7 @@ def _receive(link: Link, timeout_s: float) -> tuple[Message, memoryview]:
         raise LinkError(f"{link.peer} said nothing for {timeout_s:g} s") from None
 
 
-def _check_rows(message: KvRows, body: memoryview, kv: MovableKv, layers: range) -> None:
+def _check_rows(message: KvPiece, body: memoryview, kv: MovableKv, layers: range) -> None:
     """LinkError for a body that is not what it was, or not of these rows."""
     size = kv.kv_bytes(len(layers), message.count)
     if body.nbytes != size:

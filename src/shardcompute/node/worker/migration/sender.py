@@ -22,7 +22,7 @@ from shardcompute.node.rpc.commands import KvHolder, Peer, SendKv
 from shardcompute.node.rpc.frames import opened_of
 from shardcompute.node.worker.migration.ledgers import RowSpan, SendLedger
 from shardcompute.runtime.stage import StageRuntime
-from shardcompute.wire import KvAccepted, KvEnded, KvOffer, KvRows, KvSealed, Link, Refused, pack_ids
+from shardcompute.wire import KvAccepted, KvEnded, KvOffer, KvPiece, KvSealed, Link, Refused, pack_ids
 from shardcompute.wire.messages import MOST_KV_BYTES
 
 log = logging.getLogger(__name__)
@@ -48,15 +48,15 @@ class Perform(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _ReadRows:
     rows: RowSpan
     content: memoryview
     ids: bytes
     opening: Opening | None
 
-    def message(self) -> KvRows:
+    def message(self) -> KvPiece:
         rows = self.rows
-        return KvRows(
+        return KvPiece(
             session=rows.session,
             start=rows.start,
             count=rows.stop - rows.start,
@@ -73,7 +73,7 @@ class _Read:
 
     lengths: dict[int, int]
     ended: list[int]
-    pieces: list[_Piece] = field(default_factory=list)
+    pieces: list[_ReadRows] = field(default_factory=list)
     size_bytes: int = 0
 
 
@@ -228,6 +228,6 @@ class KvSender:
             content = self._kv.read_kv(rows.session, self._here, range(rows.start, rows.stop))
             ids = runtime.tokens_of(rows.session, rows.start, rows.stop) if self._has_tokens else ()
             opening = runtime.opening_of(rows.session) if rows.start == 0 else None
-            read.pieces.append(_Piece(rows, content, pack_ids(ids) if ids else b"", opening))
+            read.pieces.append(_ReadRows(rows, content, pack_ids(ids) if ids else b"", opening))
             read.size_bytes += content.nbytes
         return read
