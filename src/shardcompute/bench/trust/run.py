@@ -234,7 +234,7 @@ def _tried(sent: Rows, honest: Rows, other: Rows, limits: dict[str, Threshold]) 
         beyond = per_answer > limits[codec].limit
         result[f"another class, {codec}"] = {
             "windows": float(beyond.mean()),
-            "answers": _flags(beyond.any(axis=1)),
+            "answers": _flags([bool(each.any()) for each in beyond]),
             "least": float(per_answer.min()),
             "median": float(np.median(per_answer)),
             "fingerprint_median": float(np.median(distances.prints)),
@@ -243,7 +243,7 @@ def _tried(sent: Rows, honest: Rows, other: Rows, limits: dict[str, Threshold]) 
     return result
 
 
-def _flags(caught: Sequence[bool] | Array) -> str:
+def _flags(caught: Sequence[bool]) -> str:
     return "".join("1" if each else "0" for each in caught)
 
 

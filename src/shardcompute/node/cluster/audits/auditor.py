@@ -308,7 +308,8 @@ class Auditor:
 
     def _compute(self, draw: _Draw, inputs: Array | None, node: Node, audited: str) -> Array | list[Picked]:
         answer, claim = draw.answer, draw.stage.claim
-        sampling, targets, alternatives = draw.request.sampling, (), 0
+        sampling, alternatives = draw.request.sampling, 0
+        targets: tuple[int, ...] = ()
         if draw.is_last and not compares_bits(audited, self._class_of(node, draw)):
             if not can_score(sampling):
                 raise LinkError("how these tokens were drawn cannot be judged by another class")
