@@ -194,7 +194,7 @@ class FinetuneStage:
             "gate_up": ("mlp.gate", "mlp.up") if has_gate else ("mlp.up",),
             "down": ("mlp.down",),
         }
-        changed = {}
+        changed: dict[str, Any] = {}
         for field, names in maps.items():
             base = getattr(weights, field)
             additions = None if base is None else self._additions(layer, names)

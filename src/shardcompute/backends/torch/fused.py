@@ -172,6 +172,7 @@ class FusedOps(TorchOps):
         q, k = (x if isinstance(x, HeadRows) else HeadRows(self._value(x)) for x in (q, k))
         if q.rotation is not k.rotation:  # our kernel turns both alike
             q, k = (HeadRows(self._turned(x, attention.head_dim)) for x in (q, k))
+        assert self._kv is not None
         pool = self._kv.pool[layer]
         values = self._value(v)
         axes = None if q.rotation is None else self._axes.get(id(q.rotation[0]))

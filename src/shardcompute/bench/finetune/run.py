@@ -145,7 +145,7 @@ def _open_peft(base: Path, plan: FinetunePlan) -> Callable[[int, Sequence[MicroB
     model = peft.get_peft_model(
         transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
         peft.LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+            r=lora.rank, lora_alpha=int(lora.alpha), target_modules="all-linear", task_type="CAUSAL_LM"
         ),
     )
     trained = [each for each in model.parameters() if each.requires_grad]

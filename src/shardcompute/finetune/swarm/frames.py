@@ -181,7 +181,7 @@ def pack_state(state: Mapping[str, Float32]) -> Iterator[tuple[TensorNames, Body
         size += values.nbytes
     for place, names in enumerate(pieces):
         tensors = [(name, list(state[name].shape)) for name in names]
-        body = [memoryview(np.ascontiguousarray(state[name], dtype="<f4")).cast("B") for name in names]
+        body = [np.ascontiguousarray(state[name], dtype="<f4").data.cast("B") for name in names]
         yield TensorNames(tensors, place == len(pieces) - 1), body
 
 
