@@ -193,7 +193,9 @@ def test_a_copy_that_is_not_sound_brings_nothing(
         case _:
             rest = KvEnded([]), b""
     receiver = receiver_for(target)
-    link = ScriptedLink("source", offer_of(source), (first, body), rest)
+    # Were it sound, this would end it well.
+    last: list[tuple[Message, bytes]] = [] if fault == "ends early" else [(KvSealed({1: 6}), b"")]
+    link = ScriptedLink("source", offer_of(source), (first, body), rest, *last)
     with pytest.raises(LinkError):
         serve(receiver, link, monkeypatch)
     assert target.session_lengths() == {}
