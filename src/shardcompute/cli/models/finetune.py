@@ -221,8 +221,7 @@ class _Run:
             folder.rmdir()
             self._say_result(taught)
             if self.swarm is not None and self.serve_as:
-                with self.at.connect() as client:
-                    push_adapter(client, checkpoint.name, self.model, self.serve_as, self.out, screen.say)
+                push_adapter(self.at, checkpoint.name, self.model, self.serve_as, self.out, screen)
 
     def _teach(self, checkpoint: Checkpoint, prepared: PreparedRun, resume: Path) -> Taught:
         from shardcompute.finetune.local import teach_here

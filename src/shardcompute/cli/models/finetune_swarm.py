@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardcompute.core.errors import ShardComputeError, UsageError
+from shardcompute.cli.cluster.access import ClusterLocation
+from shardcompute.cli.console import Screen
+from shardcompute.cli.progress import waiting
+from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 from shardcompute.core.units import format_bytes
 from shardcompute.node.rpc.commands import Peer
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 
 _TOKEN_LIFE_S = 300.0
 _FOLDER_LETTERS = 16
-_SERVED_WITHIN_S = 600.0
-_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +100,30 @@ def served_name(client: ClusterClient, checkpoint: Checkpoint) -> str:
 
 
 def push_adapter(
-    client: ClusterClient, model: str, reference: str, name: str, folder: Path, say: Callable[[str], None]
+    at: ClusterLocation, model: str, reference: str, name: str, folder: Path, screen: Screen
 ) -> None:
-    """Have the cluster serve the adapter beside the model, and wait until it does. Its workers load the model again
-    with it, once the answers that run are finished."""
-    client.load_model(reference, replace=True, adapters={name: str(folder.absolute())})
-    wanted = f"{model}:{name}"
-    deadline_s = time.monotonic() + _SERVED_WITHIN_S
-    while time.monotonic() < deadline_s:
-        if wanted in client.models():
-            say(f"served as {wanted}")
-            return
-        time.sleep(_LOOK_S)
-    raise ShardComputeError(
-        f"{wanted} is not served after {_SERVED_WITHIN_S:g} s", hint="see `shardcompute status`"
-    )
+    """Have the cluster serve the adapter beside the model, as it is served now, and wait until it does. Its workers
+    load the model again with it, once the answers that run are finished."""
+    from shardcompute.cli.cluster.following import follow_load
+    from shardcompute.cli.cluster.load import name_for
+
+    address = at.require()
+    with address.connect() as client:
+        served = next((each for each in client.state().models if each.name == model), None)
+        if served is None:
+            raise UsageError(
+                f"the cluster does not serve {model} any more", hint=f"the adapter is in {folder}"
+            )
+        order = client.load_model(
+            name_for(address, reference),
+            form=served.weight_form,
+            chains=served.wanted_chains,
+            replace=True,
+            adapters={name: str(folder.absolute())},
+        )
+        with waiting(screen, f"loading {model}:{name}") as progress:
+            follow_load(client.watch(), order, progress)
+    screen.say(f"served as {model}:{name}")
 
 
 def _workers(client: ClusterClient, most: int) -> list[Peer]:
