@@ -118,11 +118,14 @@ class Auditor:
         self._inbox: queue.Queue[tuple[str, bytes] | None] = queue.Queue(_MOST_WAITING)
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name="auditor", daemon=True)
+        log.info(
+            "a share of %g is audited; the secret of the draw has digest %s", rate, self.commitment.hex()
+        )
         self._thread.start()
 
     @property
     def commitment(self) -> bytes:
-        """What is published of the secret by which audits are drawn."""
+        """What is published of the secret by which audits are drawn, in the log."""
         return commit_secret(self._secret)
 
     def asked(self, request: GenerationRequest) -> None:
