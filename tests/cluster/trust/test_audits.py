@@ -57,9 +57,7 @@ def skip_a_layer(worker: LabWorker, path: Path) -> None:
 
 
 def test_honest_stages_pass_and_earn_a_reputation(tmp_path: Path, tiny: Path, alone: Alone) -> None:
-    with swarm(
-        tmp_path, tiny, layers=ROOMY, stages=3, placing=SPREAD, wire="int8", audit_rate=1.0
-    ) as lab:
+    with swarm(tmp_path, tiny, layers=ROOMY, stages=3, placing=SPREAD, wire="int8", audit_rate=1.0) as lab:
         one, two = different(alone, 2)
         talks = [ask(lab, greedy(one, TOKENS)), ask(lab, sampled(two, TOKENS))]
         wait_audited(lab, 6)
