@@ -12,7 +12,6 @@ _MEASURED: dict[frozenset[str], dict[str, float]] = {
     frozenset({"onnx", "torch"}): {
         "exact": 0.0220,
         "bf16": 0.0223,
-        "fp16": 0.0220,
         "int8": 0.0297,
         "int8-outliers": 0.0235,
         "fp8": 0.0340,
