@@ -40,7 +40,7 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
         time.sleep(0)
     thread.join()
     # Held up, this thread would get a few turns before and after.
-    assert turns > 1000
+    assert turns > 50
     assert tokenizer.decode(ids) == text
 
 

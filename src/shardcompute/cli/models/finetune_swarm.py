@@ -14,13 +14,13 @@ from shardcompute.cli.progress import waiting
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 from shardcompute.core.units import format_bytes
-from shardcompute.node.rpc.commands import Peer
 
 if TYPE_CHECKING:
     from shardcompute.cluster_client import ClusterClient
     from shardcompute.finetune.preparation import PreparedRun
     from shardcompute.finetune.training import OnStep, RunCadence, Taught
     from shardcompute.node.admin.views import NodeView
+    from shardcompute.node.rpc.commands import Peer
     from shardcompute.node.rpc.endpoint import Endpoint
     from shardcompute.weights.checkpoint import Checkpoint
 
@@ -54,6 +54,7 @@ def teach_through_cluster(
     from shardcompute.finetune.local import adapted_modules, run_digest
     from shardcompute.node.finetuning.crew import RunOrder
     from shardcompute.node.finetuning.swarm_run import teach_in_swarm
+    from shardcompute.node.rpc.commands import Peer
     from shardcompute.wire import find_codec
 
     find_codec(choice.codec)
@@ -128,6 +129,8 @@ def push_adapter(
 
 def _workers(client: ClusterClient, most: int) -> list[Peer]:
     """Those that are there and may work, always in the same order."""
+    from shardcompute.node.rpc.commands import Peer
+
     nodes = sorted((each for each in client.state().nodes if _can_teach(each)), key=lambda each: each.id)
     return [Peer(each.id, each.address) for each in nodes[: most or len(nodes)]]
 
