@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from shardcompute.core.errors import CapacityError, UsageError
 from shardcompute.core.generation import GenerationRequest
@@ -40,6 +41,15 @@ PREPARED = PreparedRun(PLAN, ExampleSet(tuple(EXAMPLES[:9]), 0, 0), tuple(EXAMPL
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Bytes are equal where as many threads compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
