@@ -108,7 +108,8 @@ def test_a_streamed_call_comes_name_first_and_adds_up(client: Any) -> None:
     assert (calls[0].index, calls[0].type, calls[0].function.name) == (0, "function", "weather")
     assert calls[0].id.startswith("call_")
     assert all(call.id is None and call.function.name is None for call in calls[1:])
-    assert len(calls) > 5
+    # Several pieces, each of as many tokens as came at once.
+    assert len(calls) > 2
     assert "".join(call.function.arguments for call in calls) == whole.arguments
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
 

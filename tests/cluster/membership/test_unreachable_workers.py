@@ -174,6 +174,7 @@ def test_a_member_finds_its_coordinator_again_through_a_relay_that_the_hash_tabl
         table = stack.enter_context(DhtSocket("127.0.0.1", 0))
         whereabout = Whereabout(cluster.urls, cluster.relay_urls())
         table.node.publish(cluster.sign_whereabout(whereabout, 1))
+        wait_until(lambda: relay.view().connections > 0, "the coordinator waits at the relay", 30.0)
         credentials, urls = join_cluster(
             parse_token(cluster.access.create_token()), tmp_path / "node", Role.DRIVER, url
         )

@@ -22,7 +22,8 @@ from support.models.requests import SAMPLED, greedy, prompts
 from support.seeing.talker import ask_about, save_seeing_talker
 from support.swarm.lab import Alone, Answer, open_alone, swarm
 
-FAMILIES = ("gemma3", "qwen2_vl", "qwen2_5_vl")
+FAMILIES = ("gemma3", "qwen2_5_vl", pytest.param("qwen2_vl", marks=pytest.mark.long))
+"""The last one's way through a chain is that of the one before."""
 
 
 @dataclass(frozen=True)
