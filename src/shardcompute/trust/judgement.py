@@ -59,15 +59,12 @@ def judge(
     against_auditor: Comparison = "unknown",
 ) -> Judgement:
     """`comparison`: of what was signed with what the auditor computes. Where these differ and there is an `arbiter`,
-    what it computes is compared with both. Without one nobody can say which of the two is wrong, unless the auditor is
-    trusted (`auditor` is "")."""
+    what it computes is compared with both. Without one nobody can say which of the two is wrong."""
     if is_fair(comparison):
         return Judgement("passed", (Blame(audited, "passed", ""),))
     if comparison == "unknown":
         return Judgement("inconclusive")
-    reason = f"what it sent is not what {auditor or 'the coordinator'} computes from the same rows"
-    if not auditor:
-        return Judgement("failed", (Blame(audited, "failed", reason),))
+    reason = f"what it sent is not what {auditor} computes from the same rows"
     if arbiter and is_fair(against_auditor) and not is_fair(against_audited):
         return Judgement("failed", (Blame(audited, "failed", f"{reason}, and {arbiter} agrees"),))
     if arbiter and is_fair(against_audited) and not is_fair(against_auditor):

@@ -80,6 +80,8 @@ def test_rows_and_states_come_as_they_went() -> None:
     assert all(np.array_equal(found[name], state[name]) for name in state)
     with pytest.raises(LinkError, match="cut short"):
         unpack_state(TensorNames([("a", [4])], is_last=True), memoryview(bytes(12)))
+    with pytest.raises(LinkError, match="cut short"):  # a product that is 0 in 64 bits
+        unpack_state(TensorNames([("a", [1 << 32, 1 << 32])], is_last=True), memoryview(bytes(12)))
 
 
 def test_rates_rise_and_fall_as_planned() -> None:

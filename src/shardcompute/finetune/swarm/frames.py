@@ -7,6 +7,7 @@ on the link between two stages, in the form that a codec of `wire` makes of them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, TypeVar
 
@@ -22,6 +23,7 @@ from shardcompute.wire import Body, TrainingFrame, find_codec
 
 PIECE_BYTES = 32 << 20
 _MOST_NAMES = 1 << 16
+_MOST_ROWS, _MOST_WIDTH = 1 << 24, 1 << 20
 Facts = TypeVar("Facts", bound=msgspec.Struct)
 
 
@@ -82,9 +84,9 @@ class ApplyStep(msgspec.Struct, frozen=True):
 
 
 class RowFacts(msgspec.Struct, frozen=True):
-    rows: int
-    width: int
-    codec: str
+    rows: Annotated[int, msgspec.Meta(ge=1, le=_MOST_ROWS)]
+    width: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WIDTH)]
+    codec: Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class TensorNames(msgspec.Struct, frozen=True):
@@ -189,7 +191,7 @@ def unpack_state(names: TensorNames, body: memoryview) -> dict[str, Float32]:
     found: dict[str, Float32] = {}
     start = 0
     for name, shape in names.tensors:
-        stop = start + 4 * int(np.prod(shape, dtype=np.int64))
+        stop = start + 4 * math.prod(shape)
         if not all(each > 0 for each in shape) or stop > len(body):
             raise LinkError(f"{name[:80]} of a state was cut short", hint="run one release on all nodes")
         found[name] = np.frombuffer(body[start:stop], dtype="<f4").reshape(shape).astype(np.float32)

@@ -29,8 +29,11 @@ class SignedStage:
     sent: dict[int, bytes]
     """By the first row of each block, the digest of what it signed as sent."""
 
-    def has_sent(self, rows: Array) -> bool:
-        """Whether these, from the first on, are what it signed for."""
+    def has_sent(self, pieces: Sequence[Array]) -> bool:
+        """Whether these rows, one piece behind the other, from the first on, are what it signed for."""
+        if len({piece.shape[1] for piece in pieces}) != 1:
+            return False
+        rows = np.concatenate(pieces)
         for start, stop in blocks_of(0, len(rows)):
             exact = np.ascontiguousarray(rows[start:stop], dtype="<f4")
             digest = digest_rows([hashlib.sha256(row.data).digest() for row in exact])
