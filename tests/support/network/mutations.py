@@ -118,9 +118,7 @@ def corpus(chain: str = "chain", epoch: int = 1) -> list[tuple[Message, bytes]]:
     ]
     steps = [frame(chain, epoch, codec) for codec in ("", *sorted(CODECS))]
     kv = wire.KvPiece(1, 0, 3, 64, bytes(32), pack_ids([1, 2, 3]), steps[0][0].opens[0])
-    taught = wire.TrainingFrame("run", "forward", 1, 0, b'{"rows":2}', 64)
-    bodies = [*_shown(chain, epoch), (TensorBytes(1, 64, bytes(32)), bytes(64))]
-    bodies += [(kv, bytes(64)), (taught, bytes(64))]
+    bodies = [*_shown(chain, epoch), (TensorBytes(1, 64, bytes(32)), bytes(64)), (kv, bytes(64))]
     return [*((message, b"") for message in plain), *steps, *bodies]
 
 
