@@ -2,9 +2,10 @@
 
 The model is cut into stages in this process and answers greedily. Every step of every stage is timed, and right behind
 it what a worker does besides for a receipt: handing the step over, which is all that the computing thread does, and
-hashing and signing, which another thread does. Times are those of the processor, not of the clock on the wall: one
-thread computes, and whoever else uses the machine is left out. The share is that of both in what the stages compute.
-Then the receipt is joined, verified, and verified again with one value of it changed, over and over.
+hashing and signing, which another thread does for several steps at once. Times are those of the processor, not of the
+clock on the wall: one thread computes, and whoever else uses the machine is left out. The share is that of both in what
+the stages compute. Then the receipt is joined, verified, and verified again with one value of it changed, over and
+over.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.rpc.frames import segment_of
 from shardcompute.node.worker.activation_log import Chunk
 from shardcompute.node.worker.receipts.signer import StepRows, StepSigner
-from shardcompute.node.worker.receipts.stage_receipts import StageReceipts
+from shardcompute.node.worker.receipts.stage_receipts import STEPS_AT_ONCE, StageReceipts
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.security import ClusterAuthority, Credentials, NodeIdentity, Role
@@ -78,9 +79,15 @@ class _BenchStage:
     signer: StepSigner
     handover: StageReceipts
     told: list[StageSigned]
+    waiting: list[StepRows] = field(default_factory=list)
     compute_s: list[float] = field(default_factory=list)
     sign_s: list[float] = field(default_factory=list)
     handover_s: list[float] = field(default_factory=list)
+
+    def sign(self) -> None:
+        for rows in self.waiting:
+            self.signer.write(rows)
+        self.waiting.clear()
 
 
 def run_receipt_bench(bench: ReceiptBench, say: Say) -> list[Result]:
@@ -162,6 +169,7 @@ def _answer(bench: ReceiptBench, stages: Sequence[_BenchStage], receipt_id: str,
         if number % 32 == 0:
             say(f"{number} of {bench.steps} tokens")
     for stage in stages:
+        stage.sign()
         stage.signer.cut(SessionCommit(_CHAIN, 1, _SESSION, len(tokens) - 1, True), _DRIVER)
     return tokens
 
@@ -190,7 +198,9 @@ def _step(
             sent = Chunk(codec.rows.name, out.shape[1], packed)
         rows = StepRows(frame, body, [part], openings, sent, stage.claim, _DRIVER)
         signing = time.thread_time()
-        stage.signer.write(rows)
+        stage.waiting.append(rows)
+        if len(stage.waiting) == STEPS_AT_ONCE:
+            stage.sign()
         signed = time.thread_time()
         if stage.handover.concerns(_CHAIN, [part], openings):
             stage.handover.computed(rows)

@@ -17,7 +17,7 @@ from shardcompute.node.rpc.commands import Peer, Wire
 from shardcompute.node.rpc.frames import segment_of
 from shardcompute.node.worker.activation_log import ActivationLog, Chunk, replay_frames
 from shardcompute.node.worker.receipts.signer import StepRows, StepSigner
-from shardcompute.node.worker.receipts.stage_receipts import StageReceipts
+from shardcompute.node.worker.receipts.stage_receipts import STEPS_AT_ONCE, StageReceipts
 from shardcompute.security import ClusterAuthority, Credentials, NodeIdentity, Role
 from shardcompute.security.receipts import BlockCommitment, StageClaim, StageTranscript, new_receipt_id
 from shardcompute.wire import CODECS, Message, SessionCommit, StageSigned, StepFrame, find_codec
@@ -166,6 +166,21 @@ def test_the_thread_signs_and_ends(credentials: Credentials) -> None:
     receipts.close()
     assert [(each.start, each.stop) for each in side.commitments] == [(0, ROWS)]
     assert not receipts.concerns("chain", [part], []), "the answer is over"
+
+
+@pytest.mark.parametrize("count", [1, STEPS_AT_ONCE - 1, STEPS_AT_ONCE, 3 * STEPS_AT_ONCE + 1])
+def test_steps_that_are_handed_over_together_are_all_signed_for(credentials: Credentials, count: int) -> None:
+    side = Side(credentials)
+    receipts = StageReceipts(lambda: credentials, side._send)
+    rows = find_codec("exact").rows.pack(np.zeros((1, WIDTH), np.float32))
+    for at in range(count):
+        part, openings = SessionRows(SESSION, at, (at,)), [opening()] if at == 0 else []
+        assert receipts.concerns("chain", [part], openings)
+        chunk = Chunk("exact", WIDTH, rows)
+        receipts.computed(StepRows(frame_of([part]), memoryview(b""), [part], openings, chunk, CLAIM, DRIVER))
+    receipts.commit(over(count), DRIVER)
+    receipts.close()
+    assert [each.stop for each in side.commitments][-1] == count
 
 
 def test_a_step_that_would_take_too_much_gives_the_receipt_up(
