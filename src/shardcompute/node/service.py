@@ -86,7 +86,7 @@ class ServiceLoad:
     kv_used_fraction: float
     traffic: Sequence[HopTraffic] = ()
     routers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By chain, what the router of its driver knows (see `decoding.router`)."""
+    """By chain, what the router of its driver knows (see `decoding.routing.router`)."""
     stages: Sequence[StageWork] = ()
     kv: Sequence[KvUse] = ()
 

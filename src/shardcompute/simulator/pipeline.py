@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import comb
 
 from shardcompute.control.sizes import Sizes
-from shardcompute.decoding.router import depth_of_pipe
+from shardcompute.decoding.routing.router import depth_of_pipe
 from shardcompute.simulator.agenda import Agenda
 from shardcompute.simulator.machines import HOME, Lines, Rows, SimulatedMachine
 from shardcompute.simulator.scenario import DriverTerms

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardcompute.core.generation import Speculation
-from shardcompute.decoding.router import DraftPlan, PipeLoad, Router
+from shardcompute.decoding.routing.router import DraftPlan, PipeLoad, Router
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Ring:
     stage_fixed_s: float = 0.004
     stage_row_s: float = 0.0005
     wire_row_s: float = 0.0
+    has_one_core: bool = False
+    """All stages compute on one, which nobody knows."""
 
     def stage_s(self, rows: int) -> float:
         return self.stage_fixed_s + self.stage_row_s * rows
@@ -129,8 +131,7 @@ class RingLab:
         while self._events and self._events[0][0] <= seconds:
             self.now, _, event = heapq.heappop(self._events)
             event()
-        tokens = sum(session.committed for session in self._sessions)
-        return Outcome(seconds, tokens, self._drafted, self._frames, self.router)
+        return Outcome(seconds, self._committed(), self._drafted, self._frames, self.router)
 
     def _at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._count), event))
@@ -204,8 +205,9 @@ class RingLab:
             if stage == ring.stages:
                 self._take(parts, rows, self.now - sent)
                 return
-            done = max(self.now, self._stage_free[stage]) + ring.stage_s(rows)
-            self._stage_free[stage] = done
+            core = 0 if ring.has_one_core else stage
+            done = max(self.now, self._stage_free[core]) + ring.stage_s(rows)
+            self._stage_free[core] = done
             self._at(done + hop, lambda: arrive(stage + 1))
 
         self._at(sent + hop, lambda: arrive(0))
@@ -213,11 +215,16 @@ class RingLab:
     def _take(self, parts: Sequence[_Part], rows: int, seconds: float) -> None:
         self._in_flight -= 1
         self.router.traversed(rows, seconds, [self.ring.stage_s(rows)] * self.ring.stages)
+        before = self._committed()
         for part in parts:
             session = self._sessions[part.session]
             if part.era == session.era:
                 self._commit(session, part)
+        self.router.came(self._committed() - before, len(self._sessions), self.now)
         self._fill()
+
+    def _committed(self) -> int:
+        return sum(session.committed for session in self._sessions)
 
     def _commit(self, session: _Answering, part: _Part) -> None:
         session.under_way.remove(part)

@@ -35,7 +35,7 @@ def view_drafters(
     *,
     problem: str | None = None,
 ) -> tuple[DrafterView, ...]:
-    """`router` is what the chain's router of drafts has measured (`decoding.router`); `problem` is why no last stage
+    """`router` is what the chain's router of drafts has measured (`decoding.routing`); `problem` is why no last stage
     can draft although its model has a draft head ("": it can), None where it has none."""
     views = [_at_work("ngram", "", router)]
     if (head := _view_draft_head(state, chain, router, problem)) is not None:

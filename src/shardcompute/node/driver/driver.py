@@ -33,7 +33,7 @@ from shardcompute.core.pictures import step_stop
 from shardcompute.core.steps import Draft, Frame, Opening, Picked, SessionRows
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
-from shardcompute.decoding.router import PipeLoad
+from shardcompute.decoding.routing.router import PipeLoad
 from shardcompute.node.driver.flights import Flights, Lookout
 from shardcompute.node.driver.generation import Emit, Generation, GenerationText, Landing
 from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad, check_request, picture_bytes
@@ -226,7 +226,7 @@ class Driver:
             return self._budget.kept_tokens(request)
 
     def speculation(self) -> Mapping[str, float]:
-        """What the router knows (see `decoding.router`)."""
+        """What the router knows (see `decoding.routing.router`)."""
         with self._lock:
             return self._speculator.router.snapshot()
 
@@ -352,10 +352,13 @@ class Driver:
                 return
             frame, landing = landed
             self._note(frame, landing, timings)
+            answering, came = self._scheduler.answering(), 0
             for session, result in self._scheduler.take_results(sequence, picked):
                 generation = self._generations.get(session.id)
                 if generation is not None:  # unless it has ended with the one before
                     self._extend(generation, result.choice, now)
+                    came += 1
+            self._speculator.router.came(came, answering, now)
             self._take_head_drafts(frame, head_drafts, timings)
             self._fill()
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.pictures import step_stop
 from shardcompute.core.steps import PICKED, Frame, Opening, Picked, SessionRows
-from shardcompute.decoding.router import PipeLoad
+from shardcompute.decoding.routing.router import PipeLoad
 from shardcompute.node.driver.limits import ChainShape
 from shardcompute.node.driver.sessions.kv_budget import KvBudget
 from shardcompute.node.driver.sessions.session import Session, round_to_pages

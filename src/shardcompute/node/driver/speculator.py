@@ -22,7 +22,7 @@ from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft
 from shardcompute.decoding.drafting import HEAD_DRAFTER, Drafter, DraftTask, PatientDrafter
 from shardcompute.decoding.head_drafts import HeadDraftCache
-from shardcompute.decoding.router import DraftOffer, DraftPlan, Router
+from shardcompute.decoding.routing.router import DraftOffer, DraftPlan, Router
 from shardcompute.node.driver.scheduler import PipeContext
 from shardcompute.node.driver.sessions.session import Session
 

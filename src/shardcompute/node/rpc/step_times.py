@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardcompute.decoding.estimates import LineFit
+from shardcompute.decoding.routing.estimates import LineFit
 
 _QUEUE_FADE = 0.9
 _LOOK_AGAIN_S = 10.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardcompute.core.generation import GenerationRequest, TokenChoice
 from shardcompute.core.steps import Frame, Picked
-from shardcompute.decoding.router import PipeLoad
+from shardcompute.decoding.routing.router import PipeLoad
 from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits
 from shardcompute.node.driver.sessions.kv_budget import KvBudget
 

@@ -17,7 +17,7 @@ from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.core.steps import Draft, Opening
 from shardcompute.decoding.ngram import NgramDrafter
-from shardcompute.decoding.router import PipeLoad
+from shardcompute.decoding.routing.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape, DriverLimits

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardcompute.decoding.estimates import Acceptance, DraftTimes, LineFit, RingTimes, WireFloor
+from shardcompute.decoding.routing.estimates import Acceptance, DraftTimes, LineFit, RingTimes, WireFloor
 
 
 def test_acceptance_starts_with_better_chances_for_better_grades() -> None:

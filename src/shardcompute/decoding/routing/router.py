@@ -4,6 +4,7 @@ For each frame of a session the driver asks `choose`, has the drafter propose, a
 drafted tokens to send, and tells what became of them (`verified`, or `missed` where there was nothing to propose).
 After a miss it may ask again without that drafter. Left alone, the router takes what promises the most tokens per
 second (see `gains`) and is plain unless that is a clear gain; what does not pay is tried again, less and less often.
+Where several sessions answer, what came of it is measured too (`load_trials`), and has the last word.
 
 Deterministic: no clock, no randomness. One caller at a time.
 """
@@ -15,8 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from shardcompute.core.generation import Speculation
 from shardcompute.decoding.drafting import GRADES, HEAD_DRAFTER
-from shardcompute.decoding.estimates import Acceptance, DraftTimes, RingTimes
-from shardcompute.decoding.gains import (
+from shardcompute.decoding.routing.estimates import Acceptance, DraftTimes, RingTimes
+from shardcompute.decoding.routing.gains import (
     MOST_FRAMES,
     Prospect,
     RoundCosts,
@@ -26,6 +27,7 @@ from shardcompute.decoding.gains import (
     plain_rate,
     prospects,
 )
+from shardcompute.decoding.routing.load_trials import LoadTrials
 
 _TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
 _MARGIN = 1.03
@@ -163,6 +165,7 @@ class Router:
         self._acceptance = Acceptance()
         self._ring = RingTimes()
         self._draft_times = DraftTimes()
+        self._trials = LoadTrials()
         self._sessions: dict[int, _RoutedSession] = {}
         self._rounds: dict[str, int] = {}
 
@@ -186,7 +189,7 @@ class Router:
     ) -> DraftPlan | None:
         """Which of the drafts that are there already to send, and how much of it; None: better plain decoding, or one
         of the `others`, who would have to draft first."""
-        if not offers or not self._ring.is_known or wish.tokens == 0:
+        if not offers or not self._ring.is_known or wish.tokens == 0 or not self._may_draft(wish, load):
             return None
         state = self._sessions.setdefault(session, _RoutedSession())
         state.wish = wish
@@ -218,7 +221,7 @@ class Router:
             return 0
         if wish.drafter == drafter and (wish.tokens is not None or not self._ring.is_known):
             return wish.tokens or _FIRST_TOKENS
-        if not self._ring.is_known:
+        if not self._ring.is_known or not self._may_draft(wish, load):
             return 0
         state = self._sessions.setdefault(session, _RoutedSession())
         state.wish = wish
@@ -306,11 +309,19 @@ class Router:
         """A frame of so many rows is back; each stage says how long it computed."""
         self._ring.observe(rows, seconds, stage_compute_s)
 
+    def came(self, tokens: int, sessions: int, now_s: float) -> None:
+        """So many tokens of answers came while so many sessions answered."""
+        fixed_s, row_s = self._ring.ring()
+        self._trials.came(tokens, sessions, fixed_s + row_s, now_s)
+
     def forget(self, session: int) -> None:
         self._sessions.pop(session, None)
         self._acceptance.forget(session)
 
     # How it decides
+
+    def _may_draft(self, wish: Speculation, load: PipeLoad) -> bool:
+        return wish.drafter != "auto" or self._trials.drafts(load.sessions)
 
     def _choose(
         self, session: int, state: _RoutedSession, available: Sequence[str], load: PipeLoad
@@ -323,6 +334,8 @@ class Router:
             return _plain("no drafter" if wish.drafter == "auto" else f"no {wish.drafter} drafter here")
         if wish.drafter != "auto" and wish.tokens is not None and wish.frames is not None:
             return DraftPlan(names[0], wish.tokens, wish.frames, "as asked")
+        if not self._may_draft(wish, load):
+            return _plain("with so many sessions more came without drafts")
         if not self._ring.is_known:
             if wish.drafter == "auto":
                 return _plain("nothing measured yet")
@@ -424,6 +437,8 @@ class Router:
         return _Prospectus(drafter, is_free, tokens, wish.frames or frames, rate, worth, can_pay, is_too_slow)
 
     def _count_round(self, plan: DraftPlan) -> None:
+        if plan.drafter is not None:
+            self._trials.drafted()
         name = plan.drafter or "plain"
         self._rounds[name] = self._rounds.get(name, 0) + 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardcompute.decoding.gains import RoundCosts, mix, net_rate, plain_rate, prospects
+from shardcompute.decoding.routing.gains import RoundCosts, mix, net_rate, plain_rate, prospects
 
 
 def costs(**changes: float) -> RoundCosts:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from shardcompute.core.generation import Speculation
-from shardcompute.decoding.router import DraftOffer, DraftPlan, PipeLoad, Router
+from shardcompute.decoding.routing.router import DraftOffer, DraftPlan, PipeLoad, Router
 
 ALONE = PipeLoad(sessions=1, frames_in_flight=0, stages=2)
 AUTO = Speculation()
