@@ -9,7 +9,7 @@ from unittest import mock
 
 from shardcompute.control import PlacementPolicy
 from shardcompute.node.telemetry import ring_pace
-from shardcompute.node.worker import service_pace
+from shardcompute.node.worker.stages import service_pace
 from shardcompute.runtime.stage import StageRuntime
 from support.models.requests import mixture
 from support.swarm.lab import Alone, LabWorker, swarm

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from unittest import mock
 
-from shardcompute.node.worker import service_pace
 from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
+from shardcompute.node.worker.stages import service_pace
 from support.models.requests import mixture
 from support.swarm.lab import Alone, swarm
 

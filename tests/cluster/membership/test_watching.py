@@ -34,7 +34,7 @@ def test_a_request_is_found_in_the_logs_of_driver_and_stages(
     marks = [(record.name.rpartition(".")[2], record.__dict__) for record in caplog.records]
     driver = [fields for name, fields in marks if name == "pool" and fields.get("request") == view.id]
     assert [str(fields["session"]) for fields in driver] == [view.session]
-    stages = [fields for name, fields in marks if name == "stage_server" and "session" in fields]
+    stages = [fields for name, fields in marks if name == "step_loop" and "session" in fields]
     begun = [fields for fields in stages if "begins" in fields["message"]]
     # On both stages; again where one was taken for dead meanwhile.
     assert {str(fields["session"]) for fields in begun} == {view.session}

@@ -64,12 +64,13 @@ from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.link_probe import LinkQuality
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience
-from shardcompute.node.worker import device_speeds, service_pace, shard_loader
+from shardcompute.node.worker import device_speeds, shard_loader
 from shardcompute.node.worker import worker as worker_room
 from shardcompute.node.worker.memory.offer import RecoveryPolicy
 from shardcompute.node.worker.shard_loader import MeasuredShard
 from shardcompute.node.worker.speed_probe import BackendSpeed, ShardSpeed, StageSpeed
-from shardcompute.node.worker.stage_server import ShardKey, StageServer
+from shardcompute.node.worker.stages import service_pace
+from shardcompute.node.worker.stages.stage_server import ShardKey, StageServer
 from shardcompute.node.worker.worker import Worker, WorkerOptions
 from shardcompute.security import Credentials, Role, parse_token
 from shardcompute.security.identity import NodeIdentity

@@ -10,11 +10,11 @@ from shardcompute.backends.device_memory import free_caches, within_memory
 from shardcompute.control.events import NodeMeasured, StageTimed
 from shardcompute.control.state import LayerTime
 from shardcompute.core.phases import phase
-from shardcompute.node.worker.service_pace import ShardPace
 from shardcompute.node.worker.shard_loader import MeasuredShard
 from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
 from shardcompute.node.worker.speed_probe import BackendSpeed, probe_backend
-from shardcompute.node.worker.stage_server import ShardKey
+from shardcompute.node.worker.stages.service_pace import ShardPace
+from shardcompute.node.worker.stages.stage_slots import ShardKey
 
 log = logging.getLogger(__name__)
 _PROBE_LASTS_S = 7 * 86_400.0

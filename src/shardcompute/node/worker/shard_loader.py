@@ -46,9 +46,10 @@ from shardcompute.node.weights.pieces import Supplier
 from shardcompute.node.worker.memory.offer import MemoryOffer, RecoveryPolicy
 from shardcompute.node.worker.ranks.shares import ShareOpening, of_whole_layers
 from shardcompute.node.worker.receipts.claims import ClaimStage
-from shardcompute.node.worker.service_pace import ServicePace
 from shardcompute.node.worker.speed_probe import ShardSpeed, measure_shard, shape_of_card
-from shardcompute.node.worker.stage_server import ShardKey, StageServer
+from shardcompute.node.worker.stages.service_pace import ServicePace
+from shardcompute.node.worker.stages.stage_server import StageServer
+from shardcompute.node.worker.stages.stage_slots import ShardKey
 from shardcompute.runtime.shard import can_draft
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.adapter_pack import adapter_names

@@ -66,10 +66,11 @@ from shardcompute.node.worker.memory.offer import RecoveryPolicy
 from shardcompute.node.worker.memory.recovery import OfferRecovery
 from shardcompute.node.worker.ranks.groups import RankGroups
 from shardcompute.node.worker.receipts.claims import claim_stage
-from shardcompute.node.worker.service_pace import ShardPace
 from shardcompute.node.worker.shard_loader import MeasuredShard, ShardLoader, ShardOptions
 from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
-from shardcompute.node.worker.stage_server import ShardKey, StageServer
+from shardcompute.node.worker.stages.service_pace import ShardPace
+from shardcompute.node.worker.stages.stage_server import StageServer
+from shardcompute.node.worker.stages.stage_slots import ShardKey
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.revocations import Revocations
 from shardcompute.version import VERSION

@@ -12,10 +12,10 @@ from shardcompute.control.state import LayerShape, RankPlace
 from shardcompute.core.errors import BackendError
 from shardcompute.node.worker import device_speeds
 from shardcompute.node.worker.device_speeds import DeviceSpeeds
-from shardcompute.node.worker.service_pace import ShardPace
 from shardcompute.node.worker.shard_loader import MeasuredShard
 from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
 from shardcompute.node.worker.speed_probe import BackendSpeed, ShardSpeed, StageSpeed
+from shardcompute.node.worker.stages.service_pace import ShardPace
 from support.models.full_device import OutOfMemoryError
 
 CARD = DeviceKey("NVIDIA H200", "torch", "cuda:0", 2)

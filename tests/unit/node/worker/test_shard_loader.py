@@ -19,7 +19,7 @@ from shardcompute.models.vocabulary import Vocabulary, encode_vocabulary
 from shardcompute.node.rpc.commands import LoadLayers, Peer, TakeDraftHead
 from shardcompute.node.weights.server import WeightsServer
 from shardcompute.node.worker.shard_loader import MeasuredShard, ShardLoader, ShardOptions
-from shardcompute.node.worker.stage_server import StageServer
+from shardcompute.node.worker.stages.stage_server import StageServer
 from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.served import VOCABULARY, ServedWeights, attach, prepare_served
 from shardcompute.weights.shard_cache import ShardCache

@@ -1,7 +1,7 @@
 """Rank groups of a worker: for each epoch of a chain, the machines that compute one of its stages together.
 
 Everybody is told by the coordinator who the ranks are, and dials those before it (role `collective`); only members of
-the epoch that is being formed are heard. The first rank leads: its computing thread has the group (`stage_server`). The
+the epoch that is being formed are heard. The first rank leads: its computing thread has the group (`stages`). The
 others follow it on a thread of their own, here. A group that fails is reported as a broken link to the rank that it was
 because of, and formed again with the chain's next epoch; groups of old epochs end with the fence, the next epoch, or
 the shard.

@@ -18,10 +18,10 @@ from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
 from shardcompute.node.rpc.frames import segment_of, step_failed, step_result, without_patches
 from shardcompute.node.worker.activation_log import Chunk, replay_frames
 from shardcompute.node.worker.codec_choice import choose_codec
-from shardcompute.node.worker.peer_links import PeerLinks
 from shardcompute.node.worker.receipts.signer import StepRows
 from shardcompute.node.worker.receipts.stage_receipts import StageReceipts
-from shardcompute.node.worker.slot import StageRoute, StageSlot
+from shardcompute.node.worker.stages.peer_links import PeerLinks
+from shardcompute.node.worker.stages.slot import StageRoute, StageSlot
 from shardcompute.wire import Codec, StageTiming, StepFrame, find_codec
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from shardcompute.core.generation import Sampling
 from shardcompute.node.coordinator.validation import validate_join, validate_role
 from shardcompute.node.rpc.commands import Admit, Connect, Peer
 from shardcompute.node.rpc.session_ids import Resumption, choose_namespace, first_session, namespace_of
-from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
+from shardcompute.node.worker.stages.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.security.names import Role
 from shardcompute.wire import SegmentHeader, StepFrame, open_session, pack_ids
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardcompute.node.rpc.commands import StepTraced, TraceStep
 from shardcompute.node.rpc.session_ids import first_session
-from shardcompute.node.worker.step_trace import StepTrace
+from shardcompute.node.worker.stages.step_trace import StepTrace
 from shardcompute.wire import SegmentHeader, StepFrame, pack_ids
 
 NAMESPACE = 7

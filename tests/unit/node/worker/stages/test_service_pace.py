@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from shardcompute.node.worker.service_pace import LEAST_WINDOW_S, ServicePace, ShardPace
 from shardcompute.node.worker.speed_probe import BATCH_ROWS, StageSpeed
+from shardcompute.node.worker.stages.service_pace import LEAST_WINDOW_S, ServicePace, ShardPace
 
 LOADED = StageSpeed(row_s=0.01, batch_s=0.017, prompt_row_s=0.002)
 
