@@ -193,7 +193,7 @@ class LabWorker(Worker):
         return {id_ for runtime in self._stages.shards().values() for id_ in runtime.session_lengths()}
 
     def logged_bytes(self) -> int:
-        return sum(slot.log.used_bytes for slot in self._stages._slots.values())
+        return sum(log.used_bytes for log in self._stages._slots.logs())
 
 
 @dataclass(frozen=True, slots=True)
