@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -23,7 +24,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shardcompute.core.errors import AuthError, ForbiddenError, SourceError, UsageError
-from shardcompute.security.certificates import certificate_der, certificate_pem, fingerprint_of, utc
+from shardcompute.security.certificates import (
+    certificate_der,
+    certificate_pem,
+    fingerprint_of,
+    parse_certificate,
+    utc,
+)
 from shardcompute.security.identity import parse_private_key, private_key_pem
 from shardcompute.security.names import Role, check_cluster_name, node_id_of, node_uri
 from shardcompute.security.private_files import create_private, read_private
@@ -38,6 +45,7 @@ _MAX_REQUEST_CHARACTERS = 16_384
 _MAX_ADDRESSES = 16
 _HOST_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*", re.IGNORECASE)
+_SIGNING_CONTEXT = b"shardcompute authority v1\x00"
 _NO_REVOCATIONS = Revocations()
 
 
@@ -93,6 +101,11 @@ class ClusterAuthority:
     @property
     def expires_at_s(self) -> float:
         return self.certificate.not_valid_after_utc.timestamp()
+
+    def sign(self, message: bytes) -> bytes:
+        """For `is_signed_by_authority`. Messages begin with what they are, so that none can be taken for a
+        certificate."""
+        return self.private_key.sign(_SIGNING_CONTEXT + message)
 
     def issue(
         self,
@@ -154,6 +167,23 @@ class ClusterAuthority:
             .add_extension(issuer, critical=False)
             .sign(self.private_key, None)
         )
+
+
+def is_signed_by_authority(authority_pem: str, signature: bytes, message: bytes) -> bool:
+    """Whether the authority of this certificate signed the message with `ClusterAuthority.sign`."""
+    try:
+        _key_of(authority_pem).verify(signature, _SIGNING_CONTEXT + message)
+    except (InvalidSignature, ValueError, AuthError):
+        return False
+    return True
+
+
+@lru_cache(maxsize=8)
+def _key_of(authority_pem: str) -> Ed25519PublicKey:
+    key = parse_certificate(authority_pem).public_key()
+    if not isinstance(key, Ed25519PublicKey):
+        raise AuthError("this certificate is of no authority of ours", hint="ask for another one")
+    return key
 
 
 def _proven_key(request_pem: str, node_id: str) -> Ed25519PublicKey:

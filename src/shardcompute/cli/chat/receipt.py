@@ -9,11 +9,11 @@ import typer
 
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options.cluster import ClusterFolder, cluster_folder
+from shardcompute.cli.options.cluster import ClusterFolder
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.options.records import with_options
-from shardcompute.core.errors import SourceError, UsageError
-from shardcompute.core.settings import load_settings
+from shardcompute.cli.options.trust import AuthorityFile, AuthorityFingerprint, content_of, trusted_authority
+from shardcompute.core.errors import SourceError
 from shardcompute.core.units import count_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Fetch and check receipts: who signed for having computed an answer from what.", no_args_is_help=True
 )
-_AUTHORITY_FILES = ("authority/authority.pem", "coordinator/certificate.pem", "certificate.pem")
 ReceiptPath = Annotated[Path, typer.Argument(metavar="FILE", help="A receipt, as `run --receipt` wrote it.")]
 
 
@@ -30,18 +29,8 @@ ReceiptPath = Annotated[Path, typer.Argument(metavar="FILE", help="A receipt, as
 def verify(
     file: ReceiptPath,
     *,
-    authority: Annotated[
-        Path | None,
-        typer.Option(
-            "--authority",
-            metavar="PEM",
-            help="Certificate of the cluster's authority: the certificate.pem of any member has it.",
-        ),
-    ] = None,
-    fingerprint: Annotated[
-        str | None,
-        typer.Option("--fingerprint", metavar="HEX", help="SHA-256 of that certificate, in its place."),
-    ] = None,
+    authority: AuthorityFile = None,
+    fingerprint: AuthorityFingerprint = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse a receipt that has rows which nobody signed for.")
     ] = False,
@@ -54,16 +43,15 @@ def verify(
     something does not fit, the first such field is named and the exit code is 1.
     """
     from shardcompute.security.receipts import ReceiptError, read_receipt, verify_receipt
-    from shardcompute.security.receipts.trust import authority_by_fingerprint, read_authority
+    from shardcompute.security.receipts.trust import authority_by_fingerprint
 
     screen = open_screen()
-    receipt = read_receipt(_content_of(file))
+    receipt = read_receipt(content_of(file))
     try:
         if fingerprint is not None:
             trusted = authority_by_fingerprint(receipt, fingerprint)
         else:
-            found = authority or _own_authority(data_dir)
-            trusted = read_authority(_content_of(found), str(found))
+            trusted = trusted_authority(authority, data_dir)
         verdict = verify_receipt(receipt, trusted, is_strict=strict)
     except ReceiptError as error:
         if json:
@@ -100,26 +88,6 @@ def fetch(
             f"{file} cannot be written: {error.strerror}", hint="choose another file"
         ) from error
     open_screen().say(f"{file}: check it with shardcompute receipt verify {file}")
-
-
-def _content_of(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise SourceError(
-            f"{file} cannot be read: {error.strerror}", hint="name a file that is there"
-        ) from error
-
-
-def _own_authority(data_dir: Path | None) -> Path:
-    folder = cluster_folder(load_settings(), data_dir)
-    for name in _AUTHORITY_FILES:
-        if (folder / name).is_file():
-            return folder / name
-    raise UsageError(
-        "whom to trust is not known: there is no cluster on this machine",
-        hint="give --authority with the certificate.pem of a member, or --fingerprint",
-    )
 
 
 def _lines(receipt: Receipt, verdict: ReceiptVerdict) -> list[str]:

@@ -35,16 +35,32 @@ def read_authority(content: bytes, name: str) -> str:
 def authority_by_fingerprint(receipt: Receipt, fingerprint: str) -> str:
     """The authority that a receipt has with it, where it is the one of this fingerprint. UsageError for what can be no
     fingerprint; that it is another's, `verify_receipt` cannot say, so this does."""
-    wanted = fingerprint.replace(":", "").strip().lower()
-    if len(wanted) != 64 or any(each not in "0123456789abcdef" for each in wanted):
-        raise UsageError(f"{fingerprint[:80]!r} is no SHA-256 fingerprint", hint="give 64 hexadecimal digits")
+    wanted = parse_fingerprint(fingerprint)
     try:
-        found = fingerprint_of(certificate_der(parse_certificate(receipt.authority)))
+        found = authority_fingerprint(receipt.authority)
     except AuthError as error:
         raise ReceiptError("authority", "this is no certificate") from error
     if found != wanted:
         raise ReceiptError("authority", f"its fingerprint is {found}")
     return receipt.authority
+
+
+def parse_fingerprint(text: str) -> str:
+    """64 digits in lower case; UsageError for what can be no fingerprint."""
+    wanted = text.replace(":", "").strip().lower()
+    if len(wanted) != 64 or any(each not in "0123456789abcdef" for each in wanted):
+        raise UsageError(f"{text[:80]!r} is no SHA-256 fingerprint", hint="give 64 hexadecimal digits")
+    return wanted
+
+
+def authority_fingerprint(authority_pem: str) -> str:
+    """AuthError where this is no certificate."""
+    return fingerprint_of(certificate_der(parse_certificate(authority_pem)))
+
+
+def canonical_pem(authority_pem: str) -> str:
+    """The same certificate as we write it; AuthError where there is none."""
+    return certificate_pem(parse_certificate(authority_pem))
 
 
 def _none_in(name: str) -> SourceError:
