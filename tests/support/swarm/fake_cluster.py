@@ -25,6 +25,8 @@ from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.state import UnusedDevice
 from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.node.cluster import ServedOrder
+from shardcompute.node.cluster.ledger.keeper import LedgerKeeper
+from shardcompute.node.cluster.ledger.meters import MeterReadings
 from shardcompute.node.cluster.served_files import ServedFiles
 from shardcompute.node.cluster.teaching import DraftHeadTeaching
 from shardcompute.node.coordinator.journal import RecordStatus
@@ -228,6 +230,7 @@ class FakeCluster:
         self.pool = FakeSwarm()
         self.revoked: list[str] = []
         self.record_status = RecordStatus()
+        self.ledger = LedgerKeeper(None, "", lambda: (), MeterReadings)
         self.served: list[tuple[str, str, int]] = []
         self.kv_types: list[str | None] = []
         self.shapes: list[Parallelism | None] = []

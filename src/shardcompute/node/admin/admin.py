@@ -74,6 +74,7 @@ from shardcompute.weights.sources.reference import HubReference, parse_reference
 
 if TYPE_CHECKING:
     from shardcompute.node.cluster import Cluster
+    from shardcompute.node.cluster.ledger.keeper import LedgerKeeper
     from shardcompute.node.cluster.teaching import DraftHeadTeaching
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,12 @@ class ClusterAdmin(Closing):
 
     def warnings(self) -> tuple[str, ...]:
         """What the operator should see to; nothing in it is secret."""
-        return self._cluster.record_status.warnings
+        return (*self._cluster.record_status.warnings, *self._cluster.ledger.warnings)
+
+    @property
+    def ledger(self) -> LedgerKeeper:
+        """Who was there, who signed for what, and what audits found."""
+        return self._cluster.ledger
 
     def health(self) -> ClusterHealth:
         """For whoever watches over it: counts by status, and incidents so far."""

@@ -14,11 +14,15 @@ from shardcompute.control.placement.rank_groups import check_ranks
 from shardcompute.control.sizes import describe_card
 from shardcompute.core.errors import LinkError
 from shardcompute.core.fields import shorten
+from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.kv_types import KvType
 from shardcompute.node.accounts import ClusterAccounts, CountUsage
 from shardcompute.node.cluster.access import ClusterAccess
 from shardcompute.node.cluster.audits.auditor import Auditor, AuditRecord
 from shardcompute.node.cluster.audits.recomputation import Recomputations
+from shardcompute.node.cluster.ledger.keeper import LedgerKeeper
+from shardcompute.node.cluster.ledger.meters import MeterReadings, steps_of, stored_bytes_of
+from shardcompute.node.cluster.ledger.opening import draw_secret, open_ledger
 from shardcompute.node.cluster.network import ClusterNetwork
 from shardcompute.node.cluster.options import ClusterOptions
 from shardcompute.node.cluster.orders import OrderBook, ServedOrder
@@ -67,6 +71,7 @@ class Cluster:
         """With a `leadership`, which this coordinator holds, the journal is the one that it shares with others."""
         self.options = options
         self.leadership = leadership
+        self._draw_secret = draw_secret() if options.audit_rate > 0.0 else b""
         # The journal comes first: where there is an authority there has been one.
         authority, self._journal = open_record(options, leadership)
         with contextlib.ExitStack() as on_error:
@@ -85,7 +90,10 @@ class Cluster:
             )
             """What API keys with limits have used, at all servers of the cluster together."""
             self._accounts = ClusterAccounts(self.quota, lambda: self.access.key_book)
+            self.ledger = self._open_ledger()
+            on_error.callback(self.ledger.close)
             self.coordinator = self._open_coordinator()
+            self.coordinator.listen(self.ledger.saw)
             self._recomputations = Recomputations(
                 Peer(self.node, self._endpoint.url), self.coordinator, self._endpoint.dialler("driver")
             )
@@ -147,10 +155,38 @@ class Cluster:
             on_overdue=lambda overdue: self.coordinator.step_overdue(overdue),
             on_ring=lambda *timed: self.coordinator.ring_timed(*timed),
             credentials=lambda: self._endpoint.credentials,
-            on_asked=lambda request: None if self.auditor is None else self.auditor.asked(request),
-            on_receipt=lambda receipt, packed: (
-                None if self.auditor is None else self.auditor.made(receipt, packed)
-            ),
+            on_asked=self._asked,
+            on_receipt=self._made_receipt,
+        )
+
+    def _asked(self, request: GenerationRequest) -> None:
+        """An answer is to have a receipt."""
+        for each in (self.ledger, self.auditor):
+            if each is not None:
+                each.asked(request)
+
+    def _made_receipt(self, receipt: str, packed: bytes) -> None:
+        for each in (self.ledger, self.auditor):
+            if each is not None:
+                each.made(receipt, packed)
+
+    def _open_ledger(self) -> LedgerKeeper:
+        return open_ledger(
+            self.options.folder,
+            self._authority,
+            self.node,
+            lambda: self.access.revocations.node_ids,
+            self._read_meters,
+            self._draw_secret,
+        )
+
+    def _read_meters(self) -> MeterReadings:
+        relayed = self.relay_view()
+        return MeterReadings(
+            steps=steps_of(self.pool.load().stages),
+            stored_bytes=stored_bytes_of(self.coordinator.state),
+            seeded_bytes={self.node: sum(self.weights_sent_bytes().values())},
+            relayed_bytes={} if relayed is None else {self.node: relayed.spliced_bytes},
         )
 
     def _open_auditor(self) -> Auditor | None:
@@ -158,11 +194,17 @@ class Cluster:
         if rate <= 0.0:
             return None
         return Auditor(
-            rate, self._authority.certificate_pem, self.coordinator, self._recomputations, self._audited
+            rate,
+            self._authority.certificate_pem,
+            self.coordinator,
+            self._recomputations,
+            self._audited,
+            secret=self._draw_secret,
         )
 
     def _audited(self, record: AuditRecord) -> None:
         """In the auditor's thread."""
+        self.ledger.audited(record)
         self.pool.receipts.mark(record.receipt, record.judgement.outcome)
 
     def _take(self, message: Message, body: memoryview, sender: str) -> None:
@@ -186,6 +228,7 @@ class Cluster:
             brief=self._brief,
             accounts=self._accounts,
             lead=lambda: self._network.addresses.lead(),
+            ledger=self.ledger,
             wire=check_wire(options.wire),
         )
 
@@ -393,11 +436,13 @@ class Cluster:
     # The end
 
     def close(self) -> None:
+        self.ledger.flush()
         self._network.close_doors()
         if self.auditor is not None:
             self.auditor.close()
         self.quota.flush()
         self.coordinator.close()
+        self.ledger.close()
         self.pool.close()
         self._endpoint.close()
         self._files.close_all()
