@@ -30,6 +30,8 @@ Doors: TypeAlias = Annotated[
 MOST_USAGE_ROWS = 64
 MOST_CONTROL_URLS = 8
 MOST_DRAFT_HEADS = 32
+MOST_HEAD_BYTES = 8192
+MOST_PROOF_HASHES = 128
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag=20):
@@ -50,6 +52,8 @@ class Registered(msgspec.Struct, frozen=True, array_like=True, tag=21):
     revocations: bytes = b""
     leader_epoch: Number = 0
     control_urls: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_CONTROL_URLS)] = ()
+    has_ledger: bool = False
+    """Whether it may be asked for the head of a ledger."""
 
 
 class DraftHeadReport(msgspec.Struct, frozen=True, array_like=True):
@@ -237,6 +241,29 @@ class UsageTaken(msgspec.Struct, frozen=True, array_like=True, tag=63):
     sequence: Number
 
 
+class LookAtLedger(msgspec.Struct, frozen=True, array_like=True, tag=64):
+    """A node asks for the head of the coordinator's ledger, and for a proof that it goes on from the first `size`
+    entries, which it has seen the head of."""
+
+    size: Number
+
+
+class LedgerShown(msgspec.Struct, frozen=True, array_like=True, tag=65):
+    """The head (a line of JSON, `trust.ledger.TreeHead`) and the proof; none where there are not so many entries."""
+
+    head: Annotated[bytes, msgspec.Meta(max_length=MOST_HEAD_BYTES)]
+    proof: Annotated[
+        list[Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]],
+        msgspec.Meta(max_length=MOST_PROOF_HASHES),
+    ]
+
+
+class LedgerDoubted(msgspec.Struct, frozen=True, array_like=True, tag=66):
+    """A node does not believe the ledger, for this reason, or ("") does again."""
+
+    reason: Text
+
+
 ControlMessage: TypeAlias = (
     Register
     | Registered
@@ -260,5 +287,8 @@ ControlMessage: TypeAlias = (
     | QuotaGranted
     | ReportUsage
     | UsageTaken
+    | LookAtLedger
+    | LedgerShown
+    | LedgerDoubted
     | GenerationMessage
 )

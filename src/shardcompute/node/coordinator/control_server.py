@@ -62,6 +62,9 @@ from shardcompute.wire.control import (
     DrawQuota,
     Heartbeat,
     HeartbeatHeard,
+    LedgerDoubted,
+    LedgerShown,
+    LookAtLedger,
     MeetPeer,
     NodeEvent,
     PeerAnswered,
@@ -90,6 +93,16 @@ class MemberAccounts(Protocol):
     def count(self, node: str, message: ReportUsage) -> bool:
         """Whether the report counts, now or since before; otherwise it is told again."""
         ...
+
+
+class MemberLedger(Protocol):
+    """The cluster's ledger, as members look at it. Called from their links' threads."""
+
+    def show(self, size: int) -> LedgerShown | None:
+        """Its head, for a member that has seen one over `size` entries; None: there is none."""
+        ...
+
+    def doubted(self, node: str, message: LedgerDoubted) -> None: ...
 
 
 class NoAccounts:
@@ -146,7 +159,9 @@ class ControlServer:
         answer: AnswerMeeting = refuse_to_meet,
         accounts: MemberAccounts | None = None,
         lead: Callable[[], Lead] = Lead,
+        ledger: MemberLedger | None = None,
     ) -> None:
+        self._ledger = ledger
         self._grant = grant
         self._answer = answer
         self._coordinator = coordinator
@@ -218,6 +233,16 @@ class ControlServer:
             self._introduce(node, pump, message)
         elif isinstance(message, DrawQuota | ReportUsage):
             self._account(pump, message)
+        elif isinstance(message, LookAtLedger | LedgerDoubted):
+            self._look_at_ledger(pump, message)
+
+    def _look_at_ledger(self, pump: LinkPump, message: LookAtLedger | LedgerDoubted) -> None:
+        if self._ledger is None:
+            return
+        if isinstance(message, LedgerDoubted):
+            self._ledger.doubted(pump.link.peer, message)
+        elif (shown := self._ledger.show(message.size)) is not None:
+            self._registry.offer(pump, shown)
 
     def _introduce(self, caller: str, pump: LinkPump, message: MeetPeer) -> None:
         """Carry a node's offer to the one that it wants to meet, and the answer back."""
@@ -354,7 +379,14 @@ class ControlServer:
         interval_s, lead = self._coordinator.state.health.heartbeat_interval_s, self._lead()
         self._registry.offer(
             pump,
-            Registered(incarnation, interval_s, self._revocations(), lead.epoch, lead.control_urls),
+            Registered(
+                incarnation,
+                interval_s,
+                self._revocations(),
+                lead.epoch,
+                lead.control_urls,
+                self._ledger is not None,
+            ),
         )
         self._grant_to(pump)
 

@@ -45,6 +45,7 @@ from shardcompute.node.coordinator.control_server import (
     GrantRelays,
     Lead,
     MemberAccounts,
+    MemberLedger,
     SignRequest,
     refuse_to_meet,
     refuse_to_sign,
@@ -87,6 +88,7 @@ class Coordinator:
         brief: Callable[[], Brief] = lambda: Brief([], b""),
         accounts: MemberAccounts | None = None,
         lead: Callable[[], Lead] = Lead,
+        ledger: MemberLedger | None = None,
         wire: str = EXACT,
         clock: Callable[[], float] = time.monotonic,
         background: Background = start_thread,
@@ -130,6 +132,7 @@ class Coordinator:
             answer,
             accounts,
             lead,
+            ledger,
         )
         self._paused_since_s: float | None = None
         """Since when nothing may be changed."""

@@ -19,6 +19,7 @@ from shardcompute.node.reach.race import Race
 from shardcompute.node.reach.reach import HEAD_START_S
 from shardcompute.node.rpc.commands import Leave, MeetNode, NodeCommand, decode_command
 from shardcompute.node.rpc.endpoint import Endpoint
+from shardcompute.node.rpc.ledger_follower import LedgerFollower
 from shardcompute.node.rpc.renewal import CertificateRenewal
 from shardcompute.node.rpc.whereabouts import Whereabouts
 from shardcompute.relay.client import RelayPass
@@ -32,6 +33,7 @@ from shardcompute.wire.control import (
     DraftHeadReport,
     Heartbeat,
     HeartbeatHeard,
+    LedgerShown,
     MeetPeer,
     NodeEvent,
     PeerAnswered,
@@ -89,6 +91,7 @@ class ControlClient:
         """Addresses that nobody has told us of, and that were not tried yet."""
         self._endpoint = endpoint
         self._renewal = CertificateRenewal(endpoint)
+        self._ledger = LedgerFollower(lambda: endpoint.credentials)
         self._urls = list(urls)
         self._url = self._urls[0]
         """The one that was tried last."""
@@ -299,6 +302,8 @@ class ControlClient:
                 pump.offer(beat, timeout_s=self._heartbeat_s)
                 if (request := self._renewal.next_request()) is not None:
                     pump.offer(request, timeout_s=_REGISTER_TIMEOUT_S)
+                if (look := self._ledger.next_look(link.peer)) is not None:
+                    pump.offer(look, timeout_s=_REGISTER_TIMEOUT_S)
         finally:
             self._pump = None
             self._registered.clear()
@@ -326,6 +331,7 @@ class ControlClient:
             revocations = (
                 Revocations.from_bytes(message.revocations) if message.revocations else Revocations()
             )
+            self._ledger.begin(has_ledger=message.has_ledger)
             self._registered.set()
             self._answered.set()
             self._on_registered(message.incarnation, revocations)
@@ -345,6 +351,10 @@ class ControlClient:
                 waiting.put(message)
         elif isinstance(message, QuotaGranted | UsageTaken):
             self._on_accounts(message)
+        elif isinstance(message, LedgerShown):
+            pump = self._pump
+            if pump is not None and (said := self._ledger.take(message, pump.link.peer)) is not None:
+                self._send(said, "what is wrong with its ledger")
         elif isinstance(message, Command):
             threading.Thread(target=self._obey, args=(message,), name="command", daemon=True).start()
 
