@@ -46,6 +46,7 @@ from shardcompute.node.admin.views import (
     TokenView,
     apply_change,
 )
+from shardcompute.node.cluster.ledger.views import LedgerView
 from shardcompute.node.telemetry.audit import AuditPage
 from shardcompute.node.telemetry.history_store import EventView, HistoryRange
 from shardcompute.node.telemetry.request_log import RequestView
@@ -215,6 +216,14 @@ class ClusterClient(Client):
         """Who changed what, newest first, and whether the log is whole; `next` of a page is the `before` of the one
         after it."""
         return self._ask("GET", f"/cluster/audit?before={before}&limit={limit}", AuditPage)
+
+    def ledger(self) -> LedgerView:
+        """The ledger's head, and what its entries come to."""
+        return self._ask("GET", "/cluster/ledger", LedgerView)
+
+    def ledger_export(self) -> bytes:
+        """The whole ledger, as the file that `ledger verify` reads."""
+        return self._exchange("GET", "/cluster/ledger/export")
 
     def create_sign_in(self) -> str:
         """A code that signs the page in, once: it opens `/#/sign-in/<code>`."""

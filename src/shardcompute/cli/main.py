@@ -62,6 +62,7 @@ _GROUPS = {
     "launch": "launch.commands:app",
     "draft-head": "models.draft_head:app",
     "receipt": "chat.receipt:app",
+    "ledger": "ledger.commands:app",
     "bench": "tools.bench:app",
 }
 """Where each lies in this package, in the order of the help: commands, and groups of them."""
