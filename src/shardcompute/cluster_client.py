@@ -225,6 +225,10 @@ class ClusterClient(Client):
         """The whole ledger, as the file that `ledger verify` reads."""
         return self._exchange("GET", "/cluster/ledger/export")
 
+    def ledger_proof(self, receipt_id: str) -> bytes:
+        """That a receipt is in the ledger, as the file that `ledger verify --receipt` reads."""
+        return self._exchange("GET", f"/cluster/ledger/receipts/{quote(receipt_id, safe='')}")
+
     def create_sign_in(self) -> str:
         """A code that signs the page in, once: it opens `/#/sign-in/<code>`."""
         return self._ask("POST", "/cluster/sign-in", _SignIn, {}).code

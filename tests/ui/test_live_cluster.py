@@ -74,6 +74,7 @@ def test_machines_their_layers_and_an_answer(browser: Any, url: str, lab: LabSwa
         assert page.locator(".map-nodes > g.node:not(.is-hub)").count() == 4
         assert shown_rows(page) == layer_rows(lab)
         wait_for(page, ".standbys li", "stands by")
+        page.locator("section[aria-labelledby=ledger-title] tbody tr").nth(3).wait_for()
         ask(page, "Hi", 24)
         page.locator(".strip rect").nth(3).wait_for()
         page.locator(".caret").wait_for(state="detached")

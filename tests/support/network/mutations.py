@@ -21,6 +21,9 @@ from shardcompute.wire.control import (
     FetchModel,
     FetchTensor,
     Heartbeat,
+    LedgerDoubted,
+    LedgerShown,
+    LookAtLedger,
     NodeEvent,
     Register,
     Registered,
@@ -100,6 +103,7 @@ def corpus(chain: str = "chain", epoch: int = 1) -> list[tuple[Message, bytes]]:
         *(
             Registered(1, 0.5, b"{}"),
             Heartbeat(1),
+            *(LookAtLedger(3), LedgerShown(b'{"kind":"head"}', [bytes(32)] * 2), LedgerDoubted("fork")),
             Command(1, b'{"type":"Probe"}'),
             CommandReply(1, "no", b"{}"),
         ),

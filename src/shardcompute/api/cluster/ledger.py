@@ -10,7 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.access.requirement import Access
+from shardcompute.api.errors import RequestError
 from shardcompute.api.openapi import ApiRoute
+from shardcompute.core.errors import UsageError
 from shardcompute.node.cluster.ledger.views import LedgerView
 
 if TYPE_CHECKING:
@@ -26,6 +28,14 @@ async def cluster_ledger(request: Request) -> Response:
 
 async def export_ledger(request: Request) -> Response:
     content = await asyncio.to_thread(_ledger(request).export)
+    return Response(content, media_type="application/octet-stream", headers=_FRESH)
+
+
+async def prove_receipt(request: Request) -> Response:
+    try:
+        content = await asyncio.to_thread(_ledger(request).prove_receipt, request.path_params["receipt_id"])
+    except UsageError as error:
+        raise RequestError(error.message, hint=error.hint, code="receipt_not_found", status=404) from error
     return Response(content, media_type="application/octet-stream", headers=_FRESH)
 
 
@@ -52,5 +62,14 @@ LEDGER_ROUTES: tuple[ApiRoute, ...] = (
         needs=Access.OBSERVE,
         has_bytes=True,
         statuses=(403,),
+    ),
+    ApiRoute(
+        "GET",
+        "/cluster/ledger/receipts/{receipt_id}",
+        prove_receipt,
+        "The proof that a receipt is in the ledger, for who has no copy of it.",
+        needs=Access.OBSERVE,
+        has_bytes=True,
+        statuses=(403, 404),
     ),
 )

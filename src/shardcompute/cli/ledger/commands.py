@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from shardcompute.core.errors import SourceError, UsageError
 from shardcompute.core.units import count_of, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardcompute.node.cluster.ledger.views import LedgerView
     from shardcompute.trust.ledger import Contribution, LedgerHeader, SignedEntries
@@ -70,18 +71,27 @@ def show(
 @app.command()
 @with_options
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")], *, at: ClusterLocation
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")],
+    *,
+    receipt: Annotated[
+        str | None,
+        typer.Option(
+            "--receipt", metavar="ID", help="Only the proof that this receipt, of a while ago, is in it."
+        ),
+    ] = None,
+    at: ClusterLocation,
 ) -> None:
     """Write the whole ledger of a running cluster into a file that anybody can check."""
     with at.connect() as client:
-        content = client.ledger_export()
+        content = client.ledger_export() if receipt is None else client.ledger_proof(receipt)
     try:
         file.write_bytes(content)
     except OSError as error:
         raise SourceError(
             f"{file} cannot be written: {error.strerror}", hint="choose another file"
         ) from error
-    open_screen().say(f"{file}: check it with shardcompute ledger verify {file}")
+    more = "" if receipt is None else " --receipt FILE, with the file of the receipt"
+    open_screen().say(f"{file}: check it with shardcompute ledger verify {file}{more}")
 
 
 @app.command()
@@ -94,6 +104,14 @@ def verify(
             "--seen",
             metavar="JSON",
             help="What a member has seen (ledger-seen.json in its folder), from which the file must go on.",
+        ),
+    ] = None,
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            "--receipt",
+            metavar="JSON",
+            help="A receipt, of which FILE is to prove that the ledger tells of it.",
         ),
     ] = None,
     authority: AuthorityFile = None,
@@ -110,8 +128,14 @@ def verify(
     from shardcompute.trust.ledger import LedgerError
 
     screen = open_screen()
+    if seen is not None and receipt is not None:
+        raise UsageError("--seen is for a whole ledger, --receipt for a proof", hint="give one of the two")
+    trusts = partial(_check_authority, authority=authority, fingerprint=fingerprint, data_dir=data_dir)
     try:
-        whole = _replayed(file, authority, fingerprint, data_dir)
+        if receipt is not None:
+            _verify_proof(screen, file, receipt, trusts, is_json=json)
+            return
+        whole = _replayed(file, trusts)
         if seen is not None:
             _check_seen(whole, seen)
     except LedgerError as error:
@@ -141,9 +165,25 @@ def verify(
     )
 
 
-def _replayed(
-    file: Path, authority: Path | None, fingerprint: str | None, data_dir: Path | None
-) -> SignedEntries:
+def _verify_proof(
+    screen: Screen, file: Path, receipt: Path, trusts: Callable[[LedgerHeader], None], *, is_json: bool
+) -> None:
+    from shardcompute.security.authority import is_signed_by_authority
+    from shardcompute.trust.ledger.proofs import check_proof, read_proof
+
+    proof = read_proof(content_of(file))
+    trusts(proof.header)
+    entry = check_proof(proof, content_of(receipt), is_signed_by_authority)
+    if is_json:
+        screen.write_json({"is_valid": True, "entry": entry.number, "root": proof.head.root})
+    else:
+        screen.write(
+            f"verified: {receipt} is among the {count_of(entry.count, 'receipt')} of entry {entry.number} of the "
+            f"ledger of {proof.head.log}, under root {proof.head.root}\n"
+        )
+
+
+def _replayed(file: Path, trusts: Callable[[LedgerHeader], None]) -> SignedEntries:
     from shardcompute.security.authority import is_signed_by_authority
     from shardcompute.trust.ledger import replay_ledger
     from shardcompute.trust.ledger.records import MOST_LINE_BYTES
@@ -152,11 +192,7 @@ def _replayed(
         content_of(file)
     with file.open("rb") as lines:
         bounded = iter(lambda: lines.readline(MOST_LINE_BYTES + 2), b"")
-        return replay_ledger(
-            bounded,
-            is_signed_by_authority,
-            lambda header: _check_authority(header, authority, fingerprint, data_dir),
-        )
+        return replay_ledger(bounded, is_signed_by_authority, trusts)
 
 
 def _check_authority(

@@ -53,7 +53,6 @@ class KnownReceipt:
 
     batch: ReceiptBatch
     index: int
-    leaf: bytes
     work: dict[str, TokenWork]
 
 

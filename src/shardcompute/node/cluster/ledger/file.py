@@ -82,9 +82,8 @@ class LedgerFile:
             return self._replay.accounts
 
     @property
-    def log(self) -> str:
-        """The coordinator's node."""
-        return self._own.log
+    def header(self) -> LedgerHeader:
+        return self._own
 
     @property
     def length_bytes(self) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from shardcompute.control.state import ClusterState
-from shardcompute.core.errors import SourceError
+from shardcompute.core.errors import SourceError, UsageError
 from shardcompute.core.fields import shorten
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.cluster.audits.auditor import AuditRecord
@@ -30,6 +30,7 @@ from shardcompute.node.driver.receipts.store import unpack_text
 from shardcompute.security.receipts import ReceiptError, read_receipt, verify_receipt
 from shardcompute.security.receipts.records import Receipt
 from shardcompute.trust.ledger import Entry, LedgerError, TokenWork, hash_leaf
+from shardcompute.trust.ledger.proofs import ReceiptProof, write_proof
 from shardcompute.trust.ledger.records import (
     AuditTaken,
     LogClosed,
@@ -221,6 +222,27 @@ class LedgerKeeper:
             raise SourceError(f"there is no ledger to export: {self.problem or 'nothing was written yet'}")
         return self._file.content()
 
+    def prove_receipt(self, receipt: str) -> bytes:
+        """That a receipt is in the ledger, as a file for who has no copy. UsageError where that is not known."""
+        with self._lock:
+            known = self._known.find(receipt)
+        number = None if known is None else known.batch.number
+        if self._file is None or known is None or number is None:
+            raise UsageError(
+                f"the ledger knows no receipt {receipt[:60]!r}",
+                hint="of a new one ask again in five minutes; those of the latest 4096 answers are known",
+            )
+        head, line, path = self._file.prove_entry(number)
+        proof = ReceiptProof(
+            header=self._file.header,
+            head=head,
+            entry=line.decode(),
+            entry_path=tuple(each.hex() for each in path),
+            index=known.index,
+            path=tuple(each.hex() for each in known.batch.tree.prove_inclusion(known.index)),
+        )
+        return write_proof(proof)
+
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
         """Have all that was heard so far written; whether that was done in time."""
         flush = _Flush(threading.Event())
@@ -295,12 +317,12 @@ class LedgerKeeper:
                 uncredited[node] = credited.pop(node)
         if not self._batch.tree.size:
             self._batch_since_s = self._clock()
-        leaf = hash_leaf(text)
-        index = self._batch.add(leaf, credited, uncredited)
-        self._known.put(made.receipt, KnownReceipt(self._batch, index, leaf, dict(credited)))
+        index = self._batch.add(hash_leaf(text), credited, uncredited)
+        with self._lock:
+            self._known.put(made.receipt, KnownReceipt(self._batch, index, dict(credited)))
 
     def _members(self) -> Collection[str]:
-        own = "" if self._file is None else self._file.log
+        own = "" if self._file is None else self._file.header.log
         with self._lock:
             return {*self._observed.standings, own}
 

@@ -6,6 +6,7 @@ import { isLive, store } from "../store.js";
 import { createChains } from "./chains.js";
 import { createCoordinators } from "./coordinators.js";
 import { createJoin } from "./join.js";
+import { createLedger } from "./ledger.js";
 import { createMachines } from "./machines.js";
 import { createMap } from "./map.js";
 import { createNews } from "./news.js";
@@ -19,6 +20,7 @@ export function createCluster() {
   const join = createJoin();
   const news = createNews();
   const coordinators = createCoordinators();
+  const ledger = createLedger();
   const warnings = h("ul", { class: "warnings", "aria-label": "Warnings" });
   const subtitle = h("p");
   const element = h("div", { class: "stack" },
@@ -32,6 +34,7 @@ export function createCluster() {
         news.element,
         join.element)),
     machines.element,
+    ledger.element,
     coordinators.element);
 
   function update() {
@@ -43,6 +46,7 @@ export function createCluster() {
     map.update(view);
     machines.update(view);
     coordinators.update(view);
+    ledger.update();
     join.update(view);
     news.update();
     warnings.hidden = !view.warnings?.length;

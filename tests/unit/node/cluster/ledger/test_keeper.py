@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from shardcompute.control.state import ClusterState
+from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.cluster.audits.auditor import AuditRecord
 from shardcompute.node.cluster.ledger.file import LedgerFile
@@ -23,7 +24,14 @@ from shardcompute.node.driver.receipts.store import pack_text
 from shardcompute.security.authority import is_signed_by_authority
 from shardcompute.security.receipts import Receipt, write_receipt
 from shardcompute.trust.judgement import Blame, Judgement
-from shardcompute.trust.ledger import Contribution, LedgerHeader, SignedEntries, replay_ledger
+from shardcompute.trust.ledger import (
+    Contribution,
+    LedgerError,
+    LedgerHeader,
+    SignedEntries,
+    replay_ledger,
+)
+from shardcompute.trust.ledger.proofs import check_proof, read_proof
 from shardcompute.trust.ledger.records import AuditTaken, MemberChanged, ReceiptsTaken
 from shardcompute.wire.control import LedgerDoubted
 from support.ledgers import COORDINATOR, LedgerLab
@@ -158,6 +166,38 @@ def test_an_auditor_that_was_wrong_keeps_the_work_that_it_did_for_the_answer(
     found = lab.found()
     assert found[auditor].tokens > 0
     assert found[auditor].audits_against == 1
+
+
+def test_a_receipt_is_proved_to_who_has_no_copy_and_no_other_is(
+    lab: KeeperLab, paper: tuple[PaperChain, Receipt]
+) -> None:
+    receipt = paper[1]
+    lab.give(receipt)
+    lab.whole()
+    lab.keeper.saw(serving_cluster(500).coordinator.state)
+    lab.whole()
+    content = lab.keeper.prove_receipt(receipt.id)
+    proof = read_proof(content)
+    entry = check_proof(proof, write_receipt(receipt), is_signed_by_authority)
+    assert entry.count == 1
+    with pytest.raises(LedgerError, match="path: the receipt is not among those"):
+        check_proof(proof, write_receipt(receipt) + b" ", is_signed_by_authority)
+    for name, value, place in (
+        ("index", 1, "path"),
+        ("entry_path", proof.entry_path[1:], "entry_path"),
+        ("entry", proof.entry.replace('"count":1', '"count":2'), "entry_path"),
+        ("head", msgspec.structs.replace(proof.head, size=proof.head.size + 1), "head.signature"),
+        ("header", msgspec.structs.replace(proof.header, log="other"), "head.log"),
+    ):
+        with pytest.raises(LedgerError) as refused:
+            check_proof(
+                msgspec.structs.replace(proof, **{name: value}),
+                write_receipt(receipt),
+                is_signed_by_authority,
+            )
+        assert refused.value.place == place
+    with pytest.raises(UsageError):
+        lab.keeper.prove_receipt("rcpt-unknown")
 
 
 def test_members_and_layouts_are_on_record_as_they_change(lab: KeeperLab) -> None:
