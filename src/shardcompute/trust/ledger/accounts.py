@@ -59,7 +59,7 @@ class Contribution:
 
 
 @dataclass(slots=True)
-class _Account:
+class _MachineAccount:
     name: str = ""
     standing: Standing | None = None
     since_s: int = 0
@@ -80,7 +80,7 @@ class Accounts:
     """Entries in their order; raises LedgerError at one that cannot follow those before it."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, _MachineAccount] = {}
         self._layouts: dict[str, LayoutSet] = {}
         self._epochs: dict[str, int] = {}
         self._is_open = False
@@ -149,8 +149,8 @@ class Accounts:
             )
         return tuple(found)
 
-    def _of(self, node: str) -> _Account:
-        return self._accounts.setdefault(node, _Account())
+    def _of(self, node: str) -> _MachineAccount:
+        return self._accounts.setdefault(node, _MachineAccount())
 
     def _leave_all(self, at_s: int) -> None:
         for account in self._accounts.values():

@@ -275,6 +275,7 @@ def test_a_day_of_constant_work_by_three_machines_stays_below_half_a_megabyte(
 ) -> None:
     """As many entries of each kind as the terms allow in a day, each of them of usual size."""
     lab.keeper.saw(serving_cluster(500, 500, 500).coordinator.state)
+    lab.whole()
     lab.give(paper[1])
     lab.readings = MeterReadings(steps=dict.fromkeys("abc", 10**9), stored_bytes=dict.fromkeys("abc", 10**9))
     before = lab.path.stat().st_size
