@@ -164,10 +164,11 @@ class Accounts:
             if stage.start != after or stage.stop <= stage.start:
                 raise LedgerError(f"{place}.stages[{at}]", f"layer {after} comes next")
             after = stage.stop
-        self._epochs[entry.chain] = entry.epoch
         if entry.stages:
-            self._layouts[entry.chain] = entry
+            self._epochs[entry.chain], self._layouts[entry.chain] = entry.epoch, entry
         else:
+            # Another of this name may follow.
+            self._epochs.pop(entry.chain, None)
             self._layouts.pop(entry.chain, None)
 
     def _credit(self, entry: ReceiptsTaken) -> None:

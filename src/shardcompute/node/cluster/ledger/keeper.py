@@ -359,8 +359,10 @@ class LedgerKeeper:
         try:
             head = self._file.append(entries)
         except LedgerError:
-            # It could never be written, whatever is tried: the rest is to go on.
+            # It could never be written, whatever is tried: the rest is to go on, from what there is by now.
             self._batch = ReceiptBatch()
+            with self._lock:
+                self._observed, self._pending = Observed(), [self._opened]
             raise
         except SourceError as error:
             self._failed(error, pending)

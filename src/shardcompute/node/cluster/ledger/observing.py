@@ -63,6 +63,9 @@ class Observed:
             former, layout = self.layouts.get(id), _layout_of(chain)
             if layout == former or (former is None and not layout[1]):
                 continue
+            if former is not None and former[1] and layout[0] < former[0]:
+                # Another chain of the same name: the one before is over.
+                found.append(_laid(id, chain.model, (former[0], ())))
             self.layouts[id] = layout
             found.append(_laid(id, chain.model, layout))
         for id in sorted(self.layouts.keys() - state.chains.keys()):

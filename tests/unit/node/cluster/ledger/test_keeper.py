@@ -32,7 +32,7 @@ from shardcompute.trust.ledger import (
     replay_ledger,
 )
 from shardcompute.trust.ledger.proofs import check_proof, read_proof
-from shardcompute.trust.ledger.records import AuditTaken, MemberChanged, ReceiptsTaken
+from shardcompute.trust.ledger.records import AuditTaken, LayoutSet, MemberChanged, ReceiptsTaken
 from shardcompute.wire.control import LedgerDoubted
 from support.ledgers import COORDINATOR, LedgerLab
 from support.paper_chain import PaperChain, interrupted_receipt
@@ -215,6 +215,27 @@ def test_members_and_layouts_are_on_record_as_they_change(lab: KeeperLab) -> Non
     )
     lab.keeper.saw(ClusterState(driver="head"))
     assert lab.whole().accounts.standings == {"a": "left", "b": "revoked"}
+
+
+def test_another_chain_of_the_same_name_begins_anew(lab: KeeperLab) -> None:
+    state = serving_cluster(500, 500).coordinator.state
+    [(id, chain)] = state.chains.items()
+    for epoch in (7, 2, 2, 3):
+        changed = msgspec.structs.replace(chain, epoch=epoch)
+        lab.keeper.saw(msgspec.structs.replace(state, chains={id: changed}))
+    found = [(each.epoch, bool(each.stages)) for each in lab.whole().entries if isinstance(each, LayoutSet)]
+    assert found == [(7, True), (7, False), (2, True), (3, True)]
+
+
+def test_what_could_never_be_written_does_not_stop_the_rest(lab: KeeperLab) -> None:
+    state = serving_cluster(500).coordinator.state
+    lab.keeper.saw(state)
+    lab.whole()
+    # A name that is longer than entries allow, which no node can have.
+    lab.keeper.audited(AuditRecord("r" * 600, "a", 0, 2, (), Judgement("passed")))
+    assert lab.keeper.flush()
+    lab.keeper.saw(msgspec.structs.replace(state, nodes=dict(state.nodes)))
+    assert lab.found()["a"].standing == "joined"
 
 
 def test_meters_are_told_as_what_was_added(lab: KeeperLab) -> None:
