@@ -243,9 +243,11 @@ class UsageTaken(msgspec.Struct, frozen=True, array_like=True, tag=63):
 
 class LookAtLedger(msgspec.Struct, frozen=True, array_like=True, tag=64):
     """A node asks for the head of the coordinator's ledger, and for a proof that it goes on from the first `size`
-    entries, which it has seen the head of."""
+    entries, which it has seen the head of. `seeded_bytes` are what it has sent to others of weights, since its process
+    started."""
 
     size: Number
+    seeded_bytes: Number = 0
 
 
 class LedgerShown(msgspec.Struct, frozen=True, array_like=True, tag=65):

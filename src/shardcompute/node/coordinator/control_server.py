@@ -98,8 +98,8 @@ class MemberAccounts(Protocol):
 class MemberLedger(Protocol):
     """The cluster's ledger, as members look at it. Called from their links' threads."""
 
-    def show(self, size: int) -> LedgerShown | None:
-        """Its head, for a member that has seen one over `size` entries; None: there is none."""
+    def show(self, node: str, message: LookAtLedger) -> LedgerShown | None:
+        """Its head, for a member that has seen an earlier one; None: there is none."""
         ...
 
     def doubted(self, node: str, message: LedgerDoubted) -> None: ...
@@ -241,7 +241,7 @@ class ControlServer:
             return
         if isinstance(message, LedgerDoubted):
             self._ledger.doubted(pump.link.peer, message)
-        elif (shown := self._ledger.show(message.size)) is not None:
+        elif (shown := self._ledger.show(pump.link.peer, message)) is not None:
             self._registry.offer(pump, shown)
 
     def _introduce(self, caller: str, pump: LinkPump, message: MeetPeer) -> None:

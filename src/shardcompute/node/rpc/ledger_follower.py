@@ -34,8 +34,13 @@ class LedgerFollower:
     """Methods may be called from any thread."""
 
     def __init__(
-        self, credentials: Callable[[], Credentials], clock: Callable[[], float] = time.monotonic
+        self,
+        credentials: Callable[[], Credentials],
+        seeded_bytes: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`seeded_bytes` says what the node has sent to others of weights."""
+        self._seeded_bytes = seeded_bytes
         self._credentials = credentials
         self._clock = clock
         self._lock = threading.Lock()
@@ -57,7 +62,7 @@ class LedgerFollower:
                 return None
             self._look_at_s = self._clock() + LOOK_EVERY_S
             known = self._load().heads.get(coordinator)
-            return LookAtLedger(0 if known is None else known.size)
+            return LookAtLedger(0 if known is None else known.size, self._seeded_bytes())
 
     def take(self, message: LedgerShown, coordinator: str) -> LedgerDoubted | None:
         """Check what a coordinator shows, and keep it where it fits. What to tell it; None: nothing new."""

@@ -37,7 +37,7 @@ class Member:
         self.restart()
 
     def restart(self) -> None:
-        self.follower = LedgerFollower(lambda: self._credentials, self.clock)
+        self.follower = LedgerFollower(lambda: self._credentials, lambda: 7, self.clock)
         self.follower.begin(has_ledger=True)
 
     def look(self, file: LedgerFile) -> str | None:
@@ -180,7 +180,7 @@ def test_nothing_is_asked_of_a_coordinator_without_a_ledger_or_too_often(node: M
     node.follower.begin(has_ledger=False)
     assert node.follower.next_look(COORDINATOR) is None
     node.follower.begin(has_ledger=True)
-    assert node.follower.next_look(COORDINATOR) == LookAtLedger(0)
+    assert node.follower.next_look(COORDINATOR) == LookAtLedger(0, 7)
     assert node.follower.next_look(COORDINATOR) is None
 
 

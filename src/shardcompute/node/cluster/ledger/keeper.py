@@ -40,7 +40,7 @@ from shardcompute.trust.ledger.records import (
     write_line,
 )
 from shardcompute.version import VERSION
-from shardcompute.wire.control import LedgerDoubted, LedgerShown
+from shardcompute.wire.control import LedgerDoubted, LedgerShown, LookAtLedger
 
 log = logging.getLogger(__name__)
 _SETTLE_S = 5.0
@@ -165,11 +165,12 @@ class LedgerKeeper:
 
     # What it shows
 
-    def show(self, size: int) -> LedgerShown | None:
-        """The last head for a member that has seen one over `size` entries; None: there is none."""
+    def show(self, node: str, message: LookAtLedger) -> LedgerShown | None:
+        """The last head for a member that has seen an earlier one; None: there is none."""
         if self._file is None:
             return None
-        head, proof = self._file.prove_since(size)
+        self._meters.heard(node, message.seeded_bytes)
+        head, proof = self._file.prove_since(message.size)
         return None if head is None else LedgerShown(write_line(head), proof)
 
     @property

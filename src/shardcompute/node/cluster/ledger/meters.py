@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardcompute.control.state import ClusterState
 from shardcompute.node.service import StageWork
-from shardcompute.trust.ledger.records import MeterRead
+from shardcompute.trust.ledger.records import MOST_NODES, MeterRead
+
+_MOST_BYTES = 1 << 53
+"""That a member may claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,27 @@ class MeterReadings:
 ReadMeters = Callable[[], MeterReadings]
 
 
+class SeededBytes:
+    """What members say they have sent, over several lives of their processes. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lives: dict[str, tuple[int, int]] = {}
+        """By node: of the lives before this one, and of this one."""
+
+    def hear(self, node: str, count: int) -> None:
+        with self._lock:
+            before, now = self._lives.get(node, (0, 0))
+            if count < now:
+                before += now
+            if node in self._lives or len(self._lives) < MOST_NODES:
+                self._lives[node] = (before, min(count, _MOST_BYTES))
+
+    def totals(self) -> dict[str, int]:
+        with self._lock:
+            return {node: sum(lives) for node, lives in self._lives.items()}
+
+
 class Meters:
     """What of the readings is on record, and what is not yet."""
 
@@ -31,10 +56,17 @@ class Meters:
         self._read = read
         self._told = MeterReadings()
         self._latest = MeterReadings()
+        self._seeded = SeededBytes()
+
+    def heard(self, node: str, seeded_bytes: int) -> None:
+        """A member says what it has sent to others of weights since its process started. From any thread."""
+        self._seeded.hear(node, seeded_bytes)
 
     def read(self, members: Collection[str]) -> MeterRead | None:
         """What was added since the last entry that was written, of these machines; None: nothing."""
-        self._latest = latest = self._read()
+        latest = self._read()
+        latest = replace(latest, seeded_bytes={**self._seeded.totals(), **latest.seeded_bytes})
+        self._latest = latest
         stored, before = _of(latest.stored_bytes, members), _of(self._told.stored_bytes, members)
         added = {
             name: _added(getattr(self._told, name), getattr(latest, name), members)

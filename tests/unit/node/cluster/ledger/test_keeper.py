@@ -33,7 +33,7 @@ from shardcompute.trust.ledger import (
 )
 from shardcompute.trust.ledger.proofs import check_proof, read_proof
 from shardcompute.trust.ledger.records import AuditTaken, LayoutSet, MemberChanged, ReceiptsTaken
-from shardcompute.wire.control import LedgerDoubted
+from shardcompute.wire.control import LedgerDoubted, LookAtLedger
 from support.ledgers import COORDINATOR, LedgerLab
 from support.paper_chain import PaperChain, interrupted_receipt
 from support.swarm.fake_cluster import serving_cluster
@@ -250,6 +250,18 @@ def test_meters_are_told_as_what_was_added(lab: KeeperLab) -> None:
     assert "stranger" not in found
 
 
+def test_what_members_say_they_seeded_adds_up_over_their_lives(lab: KeeperLab) -> None:
+    lab.keeper.saw(serving_cluster(500).coordinator.state)
+    for said in (10, 25, 5):
+        lab.keeper.show("a", LookAtLedger(0, said))
+    assert lab.found()["a"].seeded_bytes == 30
+    lab.keeper.show("a", LookAtLedger(0, 6))
+    lab.keeper.show("stranger", LookAtLedger(0, 100))
+    found = lab.found()
+    assert found["a"].seeded_bytes == 31
+    assert "stranger" not in found
+
+
 def test_a_disk_that_is_full_costs_nothing_but_time(
     lab: KeeperLab, monkeypatch: pytest.MonkeyPatch, paper: tuple[PaperChain, Receipt]
 ) -> None:
@@ -278,7 +290,7 @@ def test_a_damaged_file_stops_the_ledger_and_not_the_cluster(tmp_path: Path) -> 
     keeper = open_ledger(tmp_path, paper.authority, COORDINATOR, lambda: (), MeterReadings, b"")
     assert "head over 6.root" in keeper.problem
     keeper.saw(serving_cluster(500).coordinator.state)
-    assert keeper.show(0) is None
+    assert keeper.show("a", LookAtLedger(0)) is None
     assert keeper.view().problem
     keeper.close()
 
