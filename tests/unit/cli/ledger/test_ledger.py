@@ -15,7 +15,7 @@ import pytest
 from shardcompute.node.cluster.ledger.meters import MeterReadings
 from shardcompute.node.cluster.ledger.opening import open_ledger
 from shardcompute.trust.ledger import SeenLedger
-from support.ledgers import BATCHES, COORDINATOR, LedgerLab
+from support.ledgers import BATCHES, COORDINATOR, LedgerLab, member
 
 from ..cluster_lab import HERE, Lab
 
@@ -77,7 +77,7 @@ def test_a_copy_that_ends_before_what_a_member_saw_is_refused(
     refused = cli("ledger", "verify", str(paper.path), "--seen", str(seen), *trust(paper))
     assert refused.exit_code == 1
     assert "rollback: it has 4 entries, and there were 10 before" in refused.output
-    paper.write([*BATCHES[2:], BATCHES[1]])
+    paper.write([(member("x"),), *BATCHES[2:]])
     refused = cli("ledger", "verify", str(paper.path), "--seen", str(seen), *trust(paper))
     assert refused.exit_code == 1
     assert "fork: its first 10 entries are others" in refused.output

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
+from shardcompute.core.generation import GenerationRequest
 from shardcompute.security.receipts.records import Receipt, ReceiptRun, StageClaim
 from shardcompute.security.receipts.verification import ReceiptVerdict
 from shardcompute.trust.judgement import Judgement
@@ -37,6 +38,13 @@ def work_of(receipt: Receipt, verdict: ReceiptVerdict | None = None) -> WorkShow
             for member, work in _shared(claim, rows):
                 found[member] += work
     return {node: work for node, work in found.items() if work != NO_WORK}
+
+
+def is_answer_of(receipt: Receipt, request: GenerationRequest) -> bool:
+    """Whether a receipt is of what was asked for: one that nobody asked for could be made up by those it credits."""
+    prompt = tuple(request.prompt)
+    is_so_long = len(prompt) < len(receipt.tokens) <= len(prompt) + request.max_tokens
+    return receipt.id == request.receipt and is_so_long and tuple(receipt.tokens[: len(prompt)]) == prompt
 
 
 def contradicted(node: str, auditors: Collection[str], judgement: Judgement) -> list[str]:

@@ -21,14 +21,13 @@ from shardcompute.core.fields import shorten
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.cluster.audits.auditor import AuditRecord
 from shardcompute.node.cluster.ledger.batch import KnownReceipt, KnownReceipts, ReceiptBatch
-from shardcompute.node.cluster.ledger.crediting import contradicted, work_of
+from shardcompute.node.cluster.ledger.crediting import contradicted, is_answer_of, work_of
 from shardcompute.node.cluster.ledger.file import LedgerFile
 from shardcompute.node.cluster.ledger.meters import Meters, ReadMeters
 from shardcompute.node.cluster.ledger.observing import Observed
 from shardcompute.node.cluster.ledger.views import LedgerView
 from shardcompute.node.driver.receipts.store import unpack_text
 from shardcompute.security.receipts import ReceiptError, read_receipt, verify_receipt
-from shardcompute.security.receipts.records import Receipt
 from shardcompute.trust.ledger import Entry, LedgerError, TokenWork, hash_leaf
 from shardcompute.trust.ledger.proofs import ReceiptProof, write_proof
 from shardcompute.trust.ledger.records import (
@@ -302,7 +301,7 @@ class LedgerKeeper:
         if request is None or text is None:
             return
         receipt = read_receipt(text)
-        if not _answers(receipt, request):
+        if not is_answer_of(receipt, request):
             log.warning("the receipt %s is of another answer than was asked for", made.receipt)
             return
         uncredited: dict[str, TokenWork] = {}
@@ -409,10 +408,3 @@ class LedgerKeeper:
             self._problem = error.message
         if is_new:
             log.error("%s; this is tried again", error)
-
-
-def _answers(receipt: Receipt, request: GenerationRequest) -> bool:
-    """Whether a receipt is of what was asked for: one that nobody asked for could be made up by those it credits."""
-    prompt = tuple(request.prompt)
-    is_so_long = len(prompt) < len(receipt.tokens) <= len(prompt) + request.max_tokens
-    return receipt.id == request.receipt and is_so_long and tuple(receipt.tokens[: len(prompt)]) == prompt
