@@ -244,7 +244,7 @@ def _check_seen(whole: SignedEntries, seen: Path) -> None:
 
 def _prices(given: Sequence[str], machines: Sequence[Contribution]) -> dict[str, float]:
     """By node; UsageError for a machine that the ledger does not name, or a price that is none."""
-    prices = {}
+    prices: dict[str, float] = {}
     for each in given:
         name, _, text = each.rpartition("=")
         nodes = [machine.node for machine in machines if name and name in (machine.name, machine.node)]

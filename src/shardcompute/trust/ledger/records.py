@@ -179,7 +179,7 @@ def read_line(line: bytes, place: str) -> Record:
     if len(line) > MOST_LINE_BYTES:
         raise LedgerError(place, f"a line of more than {MOST_LINE_BYTES} bytes")
     try:
-        record = _records.decode(line)
+        record: Record = _records.decode(line)
     except (ValueError, RecursionError) as error:
         raise LedgerError(place, f"this is no record of a ledger: {error}") from error
     if write_line(record) != line:

@@ -37,7 +37,7 @@ class Observed:
         return entries
 
     def _members(self, nodes: Collection[Node], revoked: Collection[str]) -> list[Entry]:
-        found = []
+        found: list[Entry] = []
         for node in sorted(nodes, key=lambda each: each.id):
             standing = _standing_of(node, revoked)
             former = self.standings.get(node.id)
@@ -49,7 +49,7 @@ class Observed:
 
     def _gone(self, nodes: Collection[Node], revoked: Collection[str]) -> list[Entry]:
         """Of whom the state says nothing any more."""
-        found = []
+        found: list[Entry] = []
         for node in sorted(nodes, key=lambda each: each.id):
             standing: Standing = "revoked" if node.id in revoked else "left"
             if self.standings.get(node.id) not in (None, standing, "revoked"):
