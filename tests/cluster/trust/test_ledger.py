@@ -12,19 +12,21 @@ from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.cluster.ledger.file import LEDGER_FILE
 from shardcompute.node.rpc.ledger_follower import SEEN_FILE
 from shardcompute.security.authority import is_signed_by_authority
-from shardcompute.security.receipts import new_receipt_id
+from shardcompute.security.receipts import new_receipt_id, read_receipt
 from shardcompute.trust.ledger import Contribution, SeenLedger, SignedEntries, replay_ledger
 from shardcompute.trust.ledger.records import LayoutSet, MemberChanged
 from support.models.requests import greedy
-from support.swarm.cheats import ROOMY, TOKENS, different, mark_of, skip_a_layer, wait_audited
+from support.swarm.cheats import ROOMY, TOKENS, different, mark_of, skip_a_layer
 from support.swarm.lab import SPREAD, Alone, LabSwarm, Talk, swarm
 
 
-def ask(lab: LabSwarm, request: GenerationRequest) -> Talk:
+def ask(lab: LabSwarm, request: GenerationRequest) -> tuple[Talk, int]:
+    """An answer, and how many rows its stages signed for."""
     talk = lab.start(replace(request, receipt=new_receipt_id()))
     talk.result()
-    assert lab.cluster.pool.receipts.find(talk.request.receipt, None, wait_s=20.0) is not None
-    return talk
+    text = lab.cluster.pool.receipts.find(talk.request.receipt, None, wait_s=20.0)
+    assert text is not None
+    return talk, len(read_receipt(text).tokens) - 1
 
 
 def replayed(lab: LabSwarm) -> SignedEntries:
@@ -43,8 +45,7 @@ def test_answers_are_credited_to_the_machines_that_computed_them(
     with swarm(tmp_path, tiny, layers=ROOMY, stages=3, placing=SPREAD) as lab:
         prompt, other = different(alone, 2)
         lab.start(greedy(other, TOKENS)).result()
-        talk = ask(lab, greedy(prompt, TOKENS))
-        rows = len(prompt) + len(talk.result()) - 1
+        _, rows = ask(lab, greedy(prompt, TOKENS))
         lab.wait_until(lambda: sum(each.tokens for each in by_node(replayed(lab)).values()) > 0, "the credit")
         whole = replayed(lab)
         found = by_node(whole)
@@ -65,12 +66,10 @@ def test_the_work_of_a_stage_that_cheats_is_not_credited(tmp_path: Path, tiny: P
         cheat, members = lab.stage(1), lab.chain().nodes
         skip_a_layer(cheat, tiny)
         [prompt] = different(alone, 1)
-        talk = ask(lab, greedy(prompt, TOKENS))
-        rows = len(prompt) + len(talk.result()) - 1
-        wait_audited(lab, 3)
+        talk, rows = ask(lab, greedy(prompt, TOKENS))
         lab.wait_until(lambda: mark_of(lab, talk) == "failed", "the answer's mark")
         lab.wait_until(
-            lambda: lab.state.nodes[cheat.node].status == "quarantined", "the quarantine of the cheat"
+            lambda: replayed(lab).accounts.standings[cheat.node] == "quarantined", "the quarantine on record"
         )
         whole = replayed(lab)
         found = by_node(whole)
