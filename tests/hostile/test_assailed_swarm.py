@@ -22,7 +22,7 @@ def assail(lab: LabSwarm, member: Credentials, seed: int, count: int) -> None:
     chain = lab.chain()
     frames = islice(FrameMutator(seed, corpus(chain.id, chain.epoch)), count)
     targets = [(lab.cluster.url, role) for role in ("control", "weights", "probe", "stage")]
-    roles = ("stage", "driver", "weights", "generations", "probe")
+    roles = ("stage", "driver", "weights", "generations", "probe", "finetune")
     targets += [(worker.url, role) for worker in lab.workers for role in roles]
     for url, role in cycle(targets):
         with dial_as(member, url, role) as link:

@@ -9,20 +9,37 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardcompute.collectives import Group, even_counts
+from shardcompute.collectives import Array, even_counts
 from shardcompute.finetune.plan import FinetunePlan
+
+
+class CopyGroup(Protocol):
+    """What of a `collectives.Group` the copies of a stage need."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def reduce_scatter(self, array: Array, counts: Sequence[int] | None = None) -> Array: ...
+
+    def all_reduce(self, array: Array) -> Array: ...
+
+    def all_gather(self, array: Array) -> list[Array]: ...
 
 
 class SplitAdamW:
     """Changes `values` in place. `layers` are the stretches of it that belong to one layer each, in order."""
 
     def __init__(
-        self, values: torch.Tensor, layers: Sequence[int], plan: FinetunePlan, copies: Group | None = None
+        self, values: torch.Tensor, layers: Sequence[int], plan: FinetunePlan, copies: CopyGroup | None = None
     ) -> None:
         self._values = values
         self._plan = plan

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from shardcompute.backends.matrix import Float32
-from shardcompute.collectives import Group
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.finetune.adamw import SplitAdamW
+from shardcompute.finetune.adamw import CopyGroup, SplitAdamW
 from shardcompute.finetune.data.batches import MicroBatch
 from shardcompute.finetune.modules import AdaptedMap, choose_modules, first_numbers
 from shardcompute.finetune.plan import FinetunePlan
@@ -69,7 +68,7 @@ class FinetuneStage:
         source: TensorSource,
         plan: FinetunePlan,
         options: StageOptions | None = None,
-        copies: Group | None = None,
+        copies: CopyGroup | None = None,
         modules: Sequence[AdaptedMap] | None = None,
     ) -> None:
         """`modules`: those of the stage that are adapted, where `layout` does not tell what PEFT calls them."""

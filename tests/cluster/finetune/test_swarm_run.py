@@ -62,7 +62,7 @@ def expected(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Taught:
 
 @pytest.fixture(scope="module")
 def lab(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabSwarm]:
-    with swarm(tmp_path_factory.mktemp("swarm"), base, layers=(400, 400, 400), stages=1) as lab:
+    with swarm(tmp_path_factory.mktemp("swarm"), base, layers=(400, 400, 400, 400), stages=1) as lab:
         yield lab
 
 
@@ -124,6 +124,33 @@ def test_workers_teach_the_bytes_of_one_process(
     check(found.taught, expected)
     assert (found.wire_bytes > 0) == (count > 1)
     assert found.losses == 0
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_copies_of_stages_share_the_optimiser(
+    count: int, teacher: Teacher, lab: LabSwarm, expected: Taught
+) -> None:
+    found = teacher.teach(lab.workers[:count], replace(teacher.order, copies=2))
+    assert len(found.taught.curve) == len(expected.curve)
+    for point, wanted in zip(found.taught.curve, expected.curve, strict=True):
+        np.testing.assert_allclose([point.loss, point.norm], [wanted.loss, wanted.norm], rtol=1e-5)
+        assert (point.held_out is None) == (wanted.held_out is None)
+    for name, values in expected.learned.items():
+        np.testing.assert_allclose(found.taught.learned[name], values, atol=2e-4, err_msg=name)
+    moments = 2 * 4 * sum(values.size for values in found.taught.learned.values())
+    assert sum(found.optimizer_bytes) == moments
+    assert max(found.optimizer_bytes) <= moments / count + 64
+    assert found.losses == 0
+
+
+def test_where_it_is_cut_and_what_is_under_way_changes_no_bit(
+    teacher: Teacher, lab: LabSwarm, expected: Taught
+) -> None:
+    order = replace(teacher.order, costs=(1.0,) * 6, head_cost=2.5, ahead=2)
+    found = teacher.teach(lab.workers[:2], order)
+    check(found.taught, expected)
+    assert len(found.idle_shares) == 2
+    assert all(0 <= share < 1 for share in found.idle_shares)
 
 
 def test_the_swarm_answers_meanwhile(teacher: Teacher, lab: LabSwarm, expected: Taught) -> None:

@@ -39,6 +39,7 @@ from shardcompute.wire.generations import (
     pack_request,
 )
 from shardcompute.wire.limits import WireLimits
+from support.network.training_words import training_words
 from support.pictures import picture
 
 LIMITS = WireLimits(max_header_bytes=1 << 16, max_body_bytes=1 << 16)
@@ -122,7 +123,12 @@ def corpus(chain: str = "chain", epoch: int = 1) -> list[tuple[Message, bytes]]:
     ]
     steps = [frame(chain, epoch, codec) for codec in ("", *sorted(CODECS))]
     kv = wire.KvPiece(1, 0, 3, 64, bytes(32), pack_ids([1, 2, 3]), steps[0][0].opens[0])
-    bodies = [*_shown(chain, epoch), (TensorBytes(1, 64, bytes(32)), bytes(64)), (kv, bytes(64))]
+    bodies = [
+        *training_words(WIDTH),
+        *_shown(chain, epoch),
+        (TensorBytes(1, 64, bytes(32)), bytes(64)),
+        (kv, bytes(64)),
+    ]
     return [*((message, b"") for message in plain), *steps, *bodies]
 
 

@@ -5,18 +5,38 @@ from __future__ import annotations
 import contextlib
 
 from shardcompute.control.events import NodeJoined, decode_event
-from shardcompute.core.errors import ShardComputeError
+from shardcompute.core.errors import ShardComputeError, rebuild_error
 from shardcompute.decoding import validate_sampling
+from shardcompute.finetune.swarm.frames import (
+    ApplyStep,
+    Failure,
+    LearnStep,
+    OpenStage,
+    RowFacts,
+    StepSums,
+    TensorNames,
+    read_facts,
+    unpack_rows,
+    unpack_state,
+)
+from shardcompute.finetune.swarm.validation import (
+    check_apply,
+    check_opening,
+    check_rows,
+    check_taken,
+    unpack_step,
+)
 from shardcompute.node.coordinator.validation import validate_join, validate_report
 from shardcompute.node.rpc.commands import decode_command, decode_connected
 from shardcompute.node.rpc.frames import error_of, head_drafts_of, openings_of, picked_of, work_of
 from shardcompute.weights.card import decode_card
-from shardcompute.wire import Message, StepFailed, StepFrame, StepResult
+from shardcompute.wire import Message, StepFailed, StepFrame, StepResult, TrainingFrame
 from shardcompute.wire.codecs import find_codec
 from shardcompute.wire.control import CardReply, Command, CommandReply, NodeEvent, Register
 from shardcompute.wire.framing import FrameReader
 from shardcompute.wire.generations import Generate, unpack_request
-from support.network.mutations import LIMITS
+from support.network.mutations import LIMITS, WIDTH
+from support.network.training_words import TAUGHT
 
 VOCABULARY = 256
 
@@ -67,6 +87,30 @@ def interpret(message: Message, body: memoryview) -> None:
         decode_card(message.card)
     elif isinstance(message, Generate):
         unpack_request(message, body)
+    elif isinstance(message, TrainingFrame):
+        read_training(message, body)
+
+
+def read_training(message: TrainingFrame, body: memoryview) -> None:
+    """What a stage that learns, its neighbours and its driver make of a word of their run."""
+    kind = message.kind
+    if kind == "open":
+        check_opening(read_facts(message, OpenStage))
+    elif kind in ("learn", "evaluate"):
+        unpack_step(read_facts(message, LearnStep), TAUGHT, VOCABULARY, is_learned=kind == "learn")
+    elif kind == "apply":
+        check_apply(read_facts(message, ApplyStep), TAUGHT)
+    elif kind in ("rows", "gradient"):
+        facts = read_facts(message, RowFacts)
+        check_rows(facts, kind, kind, WIDTH, TAUGHT)
+        unpack_rows(facts, body)
+    elif kind in ("load", "state"):
+        check_taken(unpack_state(read_facts(message, TensorNames), body), 64)
+    elif kind == "sums":
+        read_facts(message, StepSums)
+    elif kind == "failed":
+        failure = read_facts(message, Failure)
+        rebuild_error(failure.code, failure.message, failure.hint)
 
 
 def is_whole(content: bytes) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.errors import LinkError
+from shardcompute.core.fields import Name, Number, Text
 from shardcompute.finetune.data.batches import MicroBatch
 from shardcompute.finetune.modules import AdaptedMap
 from shardcompute.finetune.plan import FinetunePlan
@@ -24,62 +25,73 @@ from shardcompute.wire import Body, TrainingFrame, find_codec
 PIECE_BYTES = 32 << 20
 _MOST_NAMES = 1 << 16
 _MOST_ROWS, _MOST_WIDTH = 1 << 24, 1 << 20
+_MOST_BATCHES = 1 << 16
+_MOST_COPIES = 256
+Dimension = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+Place = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+"""Of a layer or a stage."""
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Facts = TypeVar("Facts", bound=msgspec.Struct)
 
 
 class PeerAddress(msgspec.Struct, frozen=True):
     """A node, and where it is reached."""
 
-    node: str
-    url: str
+    node: Name
+    url: Name
 
 
 class OpenStage(msgspec.Struct, frozen=True, kw_only=True):
     """Have layers `[start, stop)` of a served model ready to learn. `previous` sends activations, `next` gets them."""
 
-    model: str
+    model: Name
     origin: PeerAddress
-    start: int
-    stop: int
-    stages: int
-    place: int
+    start: Place
+    stop: Place
+    stages: Place
+    place: Place
     plan: FinetunePlan
-    modules: list[AdaptedMap]
-    mean_tokens: float
+    modules: Annotated[list[AdaptedMap], msgspec.Meta(max_length=_MOST_NAMES)]
+    mean_tokens: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
     recomputes: bool
-    codec: str = "exact"
+    codec: Annotated[str, msgspec.Meta(max_length=64)] = "exact"
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     """Of the time that it may compute; serving has the rest to itself."""
-    previous: str = ""
+    previous: Name = ""
     next: PeerAddress | None = None
+    ahead: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    """How many micro-batches more than there are stages behind it go forward before the first comes back."""
+    copy: Place = 0
+    copies: Annotated[list[PeerAddress], msgspec.Meta(max_length=_MOST_COPIES)] = []
+    """Workers that have the same layers, this one at `copy`; each learns from its own micro-batches of a step."""
 
 
 class BatchFacts(msgspec.Struct, frozen=True):
     """A `MicroBatch`."""
 
     ids: bytes
-    lengths: list[int]
+    lengths: list[Dimension]
     rows: bytes
     targets: bytes
-    total: int
-    key: tuple[int, int]
+    total: Number
+    key: tuple[Number, Number]
 
 
 class LearnStep(msgspec.Struct, frozen=True):
-    batches: list[BatchFacts]
+    batches: Annotated[list[BatchFacts], msgspec.Meta(max_length=_MOST_BATCHES)]
 
 
 class StepSums(msgspec.Struct, frozen=True):
     """What a stage found: its part of the loss (the last stage alone), and by layer the squared sum of gradients."""
 
     loss: float
-    squares: list[float]
-    busy_s: float
-    sent_bytes: int
+    squares: Annotated[list[Annotated[float, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=_MOST_NAMES)]
+    busy_s: Seconds
+    sent_bytes: Number
 
 
 class ApplyStep(msgspec.Struct, frozen=True):
-    step: int
+    step: Number
     scale: float
 
 
@@ -92,16 +104,25 @@ class RowFacts(msgspec.Struct, frozen=True):
 class TensorNames(msgspec.Struct, frozen=True):
     """Of a piece of state; `is_last`: there are no more pieces."""
 
-    tensors: Annotated[list[tuple[str, list[int]]], msgspec.Meta(max_length=_MOST_NAMES)]
+    tensors: Annotated[
+        list[tuple[Name, Annotated[list[Dimension], msgspec.Meta(min_length=1, max_length=4)]]],
+        msgspec.Meta(max_length=_MOST_NAMES),
+    ]
     is_last: bool
 
 
 class Failure(msgspec.Struct, frozen=True):
     """`code` is the name of a class in `core.errors`."""
 
-    code: str
-    message: str
-    hint: str
+    code: Name
+    message: Text
+    hint: Text
+
+
+class StageOpened(msgspec.Struct, frozen=True):
+    """What the optimiser of a stage holds; of copies each has its share."""
+
+    optimizer_bytes: Number = 0
 
 
 class NoFacts(msgspec.Struct, frozen=True):
@@ -199,10 +220,17 @@ def unpack_state(names: TensorNames, body: memoryview) -> dict[str, Float32]:
     return found
 
 
-def one_forward_one_backward(place: int, stages: int, count: int) -> Sequence[tuple[str, int]]:
+def in_flight(place: int, stages: int, count: int, more: int = 0) -> int:
+    """How many micro-batches a stage keeps at most. The last one has nobody to wait for."""
+    behind = stages - place - 1
+    return min(count, behind + (more if behind else 0) + 1)
+
+
+def one_forward_one_backward(place: int, stages: int, count: int, more: int = 0) -> Sequence[tuple[str, int]]:
     """What a stage does in a step of `count` micro-batches, in order: as many forward as there are stages behind it,
-    then one forward, one backward, so that none of them waits for a whole step and few activations are kept."""
-    ahead = min(count, stages - place - 1)
+    and `more`, then one forward, one backward, so that none of them waits for a whole step and few activations are
+    kept. With some more under way a stage has work while rows are on the line."""
+    ahead = min(count, in_flight(place, stages, count, more) - 1) if count else 0
     order = [("forward", number) for number in range(ahead)]
     for number in range(ahead, count):
         order += [("forward", number), ("backward", number - ahead)]

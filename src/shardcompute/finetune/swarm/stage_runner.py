@@ -20,25 +20,42 @@ Made = TypeVar("Made")
 FORWARD, BACKWARD = "rows", "gradient"
 PATIENCE_S = 300.0
 """So long a stage waits for a neighbour, at most."""
+_MOST_WAITING = 4
+"""Micro-batches of a kind that have arrived before their time."""
 
 
 class StageNeighbours(Protocol):
-    """The stages before and behind. Returns how many bytes went out."""
+    """The stages before and behind."""
 
-    def send(self, kind: str, call: int, number: int, values: Float32) -> int: ...
+    def send(self, kind: str, call: int, number: int, values: Float32) -> None:
+        """At once or soon: `values` are left unchanged until they have gone."""
+        ...
+
+    def settle(self) -> int:
+        """Wait until everything has gone; how many bytes that were since the last time."""
+        ...
 
 
 class Mailbox:
-    """What neighbours have sent and was not taken yet. Methods may be called from any thread."""
+    """What neighbours have sent and was not taken yet: a few of each kind, further ones wait. Neighbours send in the
+    order in which they are taken. Methods may be called from any thread."""
 
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, patience_s: float = PATIENCE_S, most: int = _MOST_WAITING) -> None:
         self._patience_s = patience_s
+        self._most = most
         self._arrived: dict[tuple[str, int, int], Float32] = {}
         self._error: str = ""
         self._changed = threading.Condition()
 
     def put(self, kind: str, call: int, number: int, values: Float32) -> None:
+        """LinkError where nothing is taken any more."""
         with self._changed:
+            has_room = self._changed.wait_for(
+                lambda: self._error or sum(each[0] == kind for each in self._arrived) < self._most,
+                self._patience_s,
+            )
+            if self._error or not has_room:
+                raise LinkError(self._error or f"nothing was taken for {self._patience_s:g} s")
             self._arrived[kind, call, number] = values
             self._changed.notify_all()
 
@@ -53,6 +70,7 @@ class Mailbox:
         with self._changed:
             self._changed.wait_for(lambda: key in self._arrived or self._error, self._patience_s)
             if key in self._arrived:
+                self._changed.notify_all()
                 return self._arrived.pop(key)
             raise LinkError(
                 self._error or f"a neighbour has sent nothing for {self._patience_s:g} s",
@@ -71,23 +89,24 @@ class StageRunner:
         neighbours: StageNeighbours,
         mailbox: Mailbox,
         share: float = 1.0,
+        ahead: int = 0,
     ) -> None:
         self.stage = stage
         self._place, self._stages = place, stages
         self._neighbours, self._mailbox = neighbours, mailbox
         self._share = share
+        self._ahead = ahead
         self._busy_s = 0.0
-        self._sent_bytes = 0
 
     def learn(self, call: int, batches: Sequence[MicroBatch]) -> StepSums:
         """All micro-batches of a step, forward and backward."""
-        self._busy_s, self._sent_bytes, loss = 0.0, 0, 0.0
+        self._busy_s, loss = 0.0, 0.0
         self.stage.forget()
-        for what, place in one_forward_one_backward(self._place, self._stages, len(batches)):
+        for what, place in one_forward_one_backward(self._place, self._stages, len(batches), self._ahead):
             batch = batches[place]
             number = batch.key[1]
             if what == "forward":
-                hidden = None if self._place == 0 else self._take(FORWARD, call, number)
+                hidden = None if self._place == 0 else self._take(FORWARD, call, batch)
                 output = self._timed(partial(self.stage.forward, batch, hidden))
                 if self.stage.stage.is_last:
                     loss += float(output)
@@ -95,32 +114,38 @@ class StageRunner:
                     self._send(FORWARD, call, number, output)
             else:
                 is_last = self.stage.stage.is_last
-                gradient = None if is_last else self._take(BACKWARD, call, number)
+                gradient = None if is_last else self._take(BACKWARD, call, batch)
                 passed = self._timed(partial(self.stage.backward, number, gradient))
                 if self._place > 0 and passed is not None:
                     self._send(BACKWARD, call, number, passed)
         squares = [float(each) for each in self.stage.gather_gradients()]
-        return StepSums(loss, squares, self._busy_s, self._sent_bytes)
+        return StepSums(loss, squares, self._busy_s, self._neighbours.settle())
 
     def evaluate(self, call: int, batches: Sequence[MicroBatch]) -> StepSums:
         """The summed loss of batches, at the last stage."""
         loss = 0.0
-        self._busy_s, self._sent_bytes = 0.0, 0
-        for number, batch in enumerate(batches):
-            hidden = None if self._place == 0 else self._take(FORWARD, call, number)
+        self._busy_s = 0.0
+        for batch in batches:
+            hidden = None if self._place == 0 else self._take(FORWARD, call, batch)
             output = self._timed(partial(self.stage.evaluate, batch, hidden))
             if self.stage.stage.is_last:
                 loss += float(output) * batch.total
             else:
-                self._send(FORWARD, call, number, output)
-        return StepSums(loss, [], self._busy_s, self._sent_bytes)
+                self._send(FORWARD, call, batch.key[1], output)
+        return StepSums(loss, [], self._busy_s, self._neighbours.settle())
 
-    def _take(self, kind: str, call: int, number: int) -> torch.Tensor:
-        return torch.from_numpy(self._mailbox.take(kind, call, number))
+    def _take(self, kind: str, call: int, batch: MicroBatch) -> torch.Tensor:
+        found = self._mailbox.take(kind, call, batch.key[1])
+        if len(found) != len(batch.ids):
+            raise LinkError(
+                f"{len(found)} rows came of a micro-batch of {len(batch.ids)}",
+                hint="run one release on all nodes",
+            )
+        return torch.from_numpy(found)
 
     def _send(self, kind: str, call: int, number: int, values: torch.Tensor) -> None:
         plain = values.detach().float().cpu().numpy()
-        self._sent_bytes += self._neighbours.send(kind, call, number, plain)
+        self._neighbours.send(kind, call, number, plain)
 
     def _timed(self, work: Callable[[], Made]) -> Made:
         """Compute, and leave the machine to others for the rest of the time that is theirs."""

@@ -14,20 +14,23 @@ import msgspec
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkError, rebuild_error
+from shardcompute.core.fields import shorten
 from shardcompute.finetune.modules import AdaptedMap
 from shardcompute.finetune.plan import FinetunePlan
+from shardcompute.finetune.swarm.balance import balance_stages
 from shardcompute.finetune.swarm.frames import (
     Failure,
     NoFacts,
     OpenStage,
     PeerAddress,
+    StageOpened,
     TensorNames,
     make_frame,
     pack_state,
     read_facts,
     unpack_state,
 )
-from shardcompute.models.spec import Stage, cut_layers
+from shardcompute.models.spec import Stage
 from shardcompute.node.rpc.commands import Peer
 from shardcompute.wire import Link, TrainingFrame
 
@@ -49,36 +52,58 @@ class RunOrder:
     codec: str = "exact"
     share: float = 1.0
     recomputes: bool = False
+    copies: int = 1
+    """Of each stage, as far as there are workers and micro-batches for them."""
+    ahead: int = 1
+    """Micro-batches more than need be that are under way, so that stages have work while rows are on the line."""
+    costs: tuple[float, ...] = ()
+    """Of layers, relative to each other; none: all alike."""
+    head_cost: float = 0.0
+
+
+def cut_workers(order: RunOrder, workers: int) -> tuple[list[Stage], int]:
+    """The stages for so many workers, and how many copies there are of each."""
+    copies = max(1, min(order.copies, workers, order.plan.micro_batches))
+    costs = order.costs or (1.0,) * order.layers
+    return balance_stages(costs, order.head_cost, min(workers // copies, order.layers)), copies
 
 
 class Crew(Closing):
-    """Workers in the order of their stages. Not for several threads; a LinkError ends it."""
+    """Workers in the order of their stages, copy by copy. Not for several threads; a LinkError ends it."""
 
     def __init__(self, dial: Callable[[Peer], Link], workers: Sequence[Peer], order: RunOrder) -> None:
         self._name = f"run-{secrets.token_hex(6)}"
         self._links: list[Link] = []
         self._call = 0
-        self.stages = cut_layers(order.layers, len(workers))
+        self.stages, self.copies = cut_workers(order, len(workers))
+        self.workers = list(workers)[: len(self.stages) * self.copies]
         with contextlib.ExitStack() as on_error:
             on_error.callback(self.close)
-            for worker in workers:
+            for worker in self.workers:
                 self._links.append(dial(worker))
             openings = [
-                self._opening(place, stage, workers, order) for place, stage in enumerate(self.stages)
+                self._opening(place, copy, order)
+                for copy in range(self.copies)
+                for place in range(len(self.stages))
             ]
             self._tell_each("open", openings)
-            self._hear_all("opened", NoFacts, _OPEN_S)
+            self.opened = self._hear_all("opened", StageOpened, _OPEN_S)
             self.ask_all("connect", NoFacts(), "connected", NoFacts)
             on_error.pop_all()
 
-    def _opening(self, place: int, stage: Stage, workers: Sequence[Peer], order: RunOrder) -> OpenStage:
-        following = workers[place + 1] if place + 1 < len(workers) else None
+    def _worker(self, place: int, copy: int) -> PeerAddress:
+        found = self.workers[copy * len(self.stages) + place]
+        return PeerAddress(found.node, found.url)
+
+    def _opening(self, place: int, copy: int, order: RunOrder) -> OpenStage:
+        stage, count = self.stages[place], len(self.stages)
+        copies = [self._worker(place, each) for each in range(self.copies)]
         return OpenStage(
             model=order.model,
             origin=PeerAddress(order.origin.node, order.origin.url),
             start=stage.start,
             stop=stage.stop,
-            stages=len(workers),
+            stages=count,
             place=place,
             plan=order.plan,
             modules=[each for each in order.modules if stage.start <= each.layer < stage.stop],
@@ -86,14 +111,23 @@ class Crew(Closing):
             recomputes=order.recomputes,
             codec=order.codec,
             share=order.share,
-            previous=workers[place - 1].node if place else "",
-            next=None if following is None else PeerAddress(following.node, following.url),
+            previous=self._worker(place - 1, copy).node if place else "",
+            next=self._worker(place + 1, copy) if place + 1 < count else None,
+            ahead=order.ahead,
+            copy=copy,
+            copies=copies if self.copies > 1 else [],
         )
 
     def ask_all(self, kind: str, facts: msgspec.Struct, answer: str, expected: type[Facts]) -> list[Facts]:
         """Give all stages an order; what each answers."""
+        return self.ask_copies(kind, [facts] * self.copies, answer, expected)
+
+    def ask_copies(
+        self, kind: str, facts: Sequence[msgspec.Struct], answer: str, expected: type[Facts]
+    ) -> list[Facts]:
+        """Give the stages of each copy an order of its own; what each answers, copy by copy."""
         self._call += 1
-        self._tell_each(kind, [facts] * len(self._links))
+        self._tell_each(kind, [each for each in facts for _ in self.stages])
         return self._hear_all(answer, expected, _ANSWER_S)
 
     def state(self) -> dict[str, Float32]:
@@ -112,7 +146,7 @@ class Crew(Closing):
     def load_state(self, state: Mapping[str, Float32], modules: Sequence[AdaptedMap]) -> None:
         """Each stage gets what is its own."""
         self._call += 1
-        for link, stage in zip(self._links, self.stages, strict=True):
+        for link, stage in zip(self._links, self.stages * self.copies, strict=True):
             names = tuple(f"{each.name}." for each in modules if stage.start <= each.layer < stage.stop)
             own = {name: values for name, values in state.items() if any(each in name for each in names)}
             for facts, body in pack_state(own):
@@ -168,7 +202,8 @@ class Crew(Closing):
             ) from None
         if isinstance(message, TrainingFrame) and message.kind == "failed":
             failure = read_facts(message, Failure)
-            raise rebuild_error(failure.code, f"{link.peer}: {failure.message}", failure.hint)
+            text, hint = shorten(failure.message), shorten(failure.hint)
+            raise rebuild_error(failure.code, f"{link.peer}: {text}", hint)
         if not isinstance(message, TrainingFrame) or message.kind != kind or message.call != self._call:
             raise LinkError(f"{link.peer} answered otherwise than a run expects")
         return message, body

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardcompute.core.errors import BackendError, CapacityError, LinkError
+from shardcompute.core.errors import BackendError, CapacityError, LinkError, SourceError
 from shardcompute.finetune.preparation import PreparedRun
 from shardcompute.finetune.training import CurvePoint, OnStep, RunCadence, Taught, teach
 from shardcompute.node.finetuning.crew import Crew, RunOrder
@@ -20,15 +20,20 @@ log = logging.getLogger(__name__)
 _MOST_LOSSES = 12
 """One behind the other, without a step in between."""
 _PAUSE_S = 2.0
+_LONGEST_PAUSES = 5
+"""Pauses grow up to so many: a coordinator that is started again takes a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmTaught:
-    """What came of a run, what went between its stages, and how often it has begun again."""
+    """What came of a run, what went between its stages, and how often it has begun again. `idle_shares` are those of
+    the last crew's workers, `optimizer_bytes` what each of them kept of the optimiser."""
 
     taught: Taught
     wire_bytes: int
     losses: int
+    idle_shares: tuple[float, ...] = ()
+    optimizer_bytes: tuple[int, ...] = ()
 
 
 def teach_in_swarm(
@@ -55,11 +60,9 @@ def teach_in_swarm(
     while True:
         pipeline: SwarmPipeline | None = None
         try:
-            workers = list(find_workers())[: order.layers]
-            if not workers:
-                raise LinkError("no worker is there to teach on", hint="see `shardcompute nodes`")
+            workers = _ask_for_workers(find_workers)
             with Crew(dial, workers, order) as crew:
-                say(f"{len(workers)} stages: {', '.join(worker.node[:8] for worker in workers)}")
+                say(_describe(crew))
                 pipeline = SwarmPipeline(crew, order)
                 taught = teach(
                     pipeline,
@@ -72,7 +75,13 @@ def teach_in_swarm(
                     on_step=note,
                     say=say,
                 )
-                return SwarmTaught(taught, wire_bytes + pipeline.wire_bytes, losses)
+                return SwarmTaught(
+                    taught,
+                    wire_bytes + pipeline.wire_bytes,
+                    losses,
+                    tuple(pipeline.idle_shares),
+                    tuple(each.optimizer_bytes for each in crew.opened),
+                )
         except (LinkError, BackendError, CapacityError) as error:
             wire_bytes += 0 if pipeline is None else pipeline.wire_bytes
             failures += 1
@@ -82,4 +91,25 @@ def teach_in_swarm(
             if is_lasting or failures >= _MOST_LOSSES:
                 raise
             say(f"a stage was lost: {error.message}")
-            time.sleep(pause_s)
+            time.sleep(pause_s * min(failures, _LONGEST_PAUSES))
+
+
+def _ask_for_workers(find_workers: Callable[[], Sequence[Peer]]) -> list[Peer]:
+    """LinkError where there are none, or nobody who knows: a coordinator comes back."""
+    try:
+        workers = list(find_workers())
+    except (LinkError, BackendError, SourceError) as error:
+        raise LinkError(f"the cluster does not answer: {error.message}", hint=error.hint) from error
+    if not workers:
+        raise LinkError("no worker is there to teach on", hint="see `shardcompute nodes`")
+    return workers
+
+
+def _describe(crew: Crew) -> str:
+    """Which worker has which layers."""
+    copies = f", {crew.copies} copies" if crew.copies > 1 else ""
+    names = ", ".join(
+        f"{worker.node[:8]} has layers {stage.start} to {stage.stop}"
+        for worker, stage in zip(crew.workers, crew.stages * crew.copies, strict=True)
+    )
+    return f"{len(crew.stages)} stages{copies}: {names}"
