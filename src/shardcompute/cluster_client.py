@@ -47,6 +47,7 @@ from shardcompute.node.admin.views import (
     apply_change,
 )
 from shardcompute.node.cluster.ledger.views import LedgerView
+from shardcompute.node.finetuning.curves import RunReport
 from shardcompute.node.telemetry.audit import AuditPage
 from shardcompute.node.telemetry.history_store import EventView, HistoryRange
 from shardcompute.node.telemetry.request_log import RequestView
@@ -278,6 +279,10 @@ class ClusterClient(Client):
         path, headers = _teaching_path(model, "draft-head"), {"content-type": "application/octet-stream"}
         reply = self._exchange("POST", path, content=content, headers=headers)
         return _decode(reply, DraftHeadView)
+
+    def tell_run(self, report: RunReport) -> None:
+        """How a fine-tuning run goes, for the cluster's page."""
+        self._exchange("POST", "/cluster/finetuning", json=msgspec.to_builtins(report))
 
     # As a model in this process would answer (see `node.local.service`)
 

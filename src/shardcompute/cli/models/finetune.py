@@ -12,12 +12,14 @@ import typer
 
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import Screen, open_screen
+from shardcompute.cli.models.finetune_curve import TerminalCurve
 from shardcompute.cli.models.finetune_options import (
     Alpha,
     Batch,
     CheckpointEvery,
     Clip,
     CodecName,
+    Copies,
     DataFile,
     Device,
     Dropout,
@@ -55,7 +57,7 @@ from shardcompute.cli.options.records import with_options
 from shardcompute.cli.progress import waiting
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.settings import load_settings
-from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
+from shardcompute.core.units import count_of, format_bytes, format_seconds
 from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
     from shardcompute.finetune.local import LocalOptions
     from shardcompute.finetune.plan import FinetunePlan
     from shardcompute.finetune.preparation import PreparedRun
-    from shardcompute.finetune.training import CurvePoint, RunCadence, Taught
+    from shardcompute.finetune.training import CurvePoint, OnStep, RunCadence, Taught
     from shardcompute.weights.checkpoint import Checkpoint
 
 _STATE_COPIES = 6
@@ -107,6 +109,7 @@ def finetune(
     licence: Licence = "",
     swarm: InSwarm = False,
     workers: MostWorkers = 0,
+    copies: Copies = 1,
     codec: CodecName = "exact",
     share: Share = 1.0,
     serve_as: ServedAs = "",
@@ -147,7 +150,7 @@ def finetune(
         raise UsageError(
             "--serve-as is for --swarm", hint="serve a folder with: up MODEL --adapter NAME=FOLDER"
         )
-    chosen_swarm = SwarmChoice(workers, codec, share, bool(recompute)) if swarm else None
+    chosen_swarm = SwarmChoice(workers, codec, share, bool(recompute), copies) if swarm else None
     _Run(open_screen(), model, out, licence, machine, loop, at, chosen_swarm, serve_as).run(
         data, held_out, plan, epochs, dry_run=dry_run, is_fresh=is_fresh, samples=samples
     )
@@ -224,6 +227,19 @@ class _Run:
                 push_adapter(self.at, checkpoint.name, self.model, self.serve_as, self.out, screen)
 
     def _teach(self, checkpoint: Checkpoint, prepared: PreparedRun, resume: Path) -> Taught:
+        curve = TerminalCurve(prepared.plan.steps)
+
+        def on_step(point: CurvePoint, seconds: float) -> None:
+            self.screen.say(curve.line(point, seconds))
+
+        taught = self._run_steps(checkpoint, prepared, resume, on_step)
+        for line in curve.lines():
+            self.screen.say(line)
+        return taught
+
+    def _run_steps(
+        self, checkpoint: Checkpoint, prepared: PreparedRun, resume: Path, on_step: OnStep
+    ) -> Taught:
         from shardcompute.finetune.local import teach_here
 
         if self.swarm is not None:
@@ -235,7 +251,7 @@ class _Run:
                     resume,
                     self.swarm,
                     self.loop,
-                    on_step=lambda point, seconds: self._say_step(point, seconds, prepared.plan.steps),
+                    on_step=on_step,
                     say=self.screen.say,
                 )
         return teach_here(
@@ -245,7 +261,7 @@ class _Run:
             self.machine,
             self.loop,
             available_bytes=psutil.virtual_memory().available,
-            on_step=lambda point, seconds: self._say_step(point, seconds, prepared.plan.steps),
+            on_step=on_step,
             say=self.screen.say,
         )
 
@@ -315,13 +331,6 @@ class _Run:
             f"{format_bytes(boundary * plan.steps)} in all"
         )
         return estimate
-
-    def _say_step(self, point: CurvePoint, seconds: float, steps: int) -> None:
-        watched = "" if point.held_out is None else f", held out {point.held_out:.4f}"
-        self.screen.say(
-            f"step {point.step}/{steps}: loss {point.loss:.4f}{watched}, {format_rate(point.tokens / seconds)}, "
-            f"gradient norm {point.norm:.3f}, rate {point.rate:.2e}"
-        )
 
     def _say_result(self, taught: Taught) -> None:
         early = " (ended early: what is held out got no better)" if taught.is_early else ""

@@ -143,6 +143,16 @@ MostWorkers = Annotated[
         "--workers", metavar="N", min=0, rich_help_panel=_SWARM, help="At most so many of them; 0: all."
     ),
 ]
+Copies = Annotated[
+    int,
+    typer.Option(
+        "--copies",
+        metavar="N",
+        min=1,
+        rich_help_panel=_SWARM,
+        help="Have so many workers for each stage, which add up their gradients and share the optimiser.",
+    ),
+]
 CodecName = Annotated[
     str,
     typer.Option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from shardcompute.core.units import format_bytes
 if TYPE_CHECKING:
     from shardcompute.cluster_client import ClusterClient
     from shardcompute.finetune.preparation import PreparedRun
-    from shardcompute.finetune.training import OnStep, RunCadence, Taught
+    from shardcompute.finetune.training import CurvePoint, OnStep, RunCadence, Taught
     from shardcompute.node.admin.views import NodeView
     from shardcompute.node.rpc.commands import Peer
     from shardcompute.node.rpc.endpoint import Endpoint
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _TOKEN_LIFE_S = 300.0
 _FOLDER_LETTERS = 16
+_RUN_LETTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class SwarmChoice:
     codec: str = "exact"
     share: float = 1.0
     recomputes: bool = False
+    copies: int = 1
 
 
 def teach_through_cluster(
@@ -52,14 +54,17 @@ def teach_through_cluster(
 ) -> Taught:
     """Run it on workers of a cluster that serves this very model."""
     from shardcompute.finetune.local import adapted_modules, run_digest
+    from shardcompute.finetune.swarm.balance import head_cost, layer_costs
     from shardcompute.node.finetuning.crew import RunOrder
+    from shardcompute.node.finetuning.curve_reporter import CurveReporter
     from shardcompute.node.finetuning.swarm_run import teach_in_swarm
     from shardcompute.node.rpc.commands import Peer
     from shardcompute.wire import find_codec
 
     find_codec(choice.codec)
     model = served_name(client, checkpoint)
-    with closing(_open_endpoint(client)) as opened:
+    with ExitStack() as stack:
+        opened = stack.enter_context(closing(_open_endpoint(client)))
         endpoint = opened.endpoint
         with endpoint.dial(opened.control_url, "weights") as link:
             origin = Peer(link.peer, opened.control_url)
@@ -73,19 +78,39 @@ def teach_through_cluster(
             choice.codec,
             choice.share,
             choice.recomputes,
+            choice.copies,
+            costs=layer_costs(checkpoint.layout),
+            head_cost=head_cost(checkpoint.spec, prepared.taught.learned / prepared.taught.tokens),
         )
+        reporter = CurveReporter(
+            client.tell_run, run_digest(checkpoint, prepared)[:_RUN_LETTERS], model, prepared.plan.steps
+        )
+
+        def note(point: CurvePoint, seconds: float) -> None:
+            reporter.note(point, seconds)
+            on_step(point, seconds)
+
+        def find_workers() -> list[Peer]:
+            found = _workers(client, choice.workers)
+            reporter.workers = len(found)
+            return found
+
+        stack.callback(reporter.close)
         found = teach_in_swarm(
             endpoint.dialler("finetune"),
-            lambda: _workers(client, choice.workers),
+            find_workers,
             order,
             prepared,
             resume,
             run_digest(checkpoint, prepared),
             loop,
-            on_step=on_step,
+            on_step=note,
             say=say,
         )
-    say(f"{format_bytes(found.wire_bytes)} went between the stages")
+        reporter.is_over = True
+    say(f"{format_bytes(found.wire_bytes)} ({found.wire_bytes} bytes) went between the stages")
+    idle = ", ".join(f"{share:.0%}" for share in found.idle_shares)
+    say(f"workers were idle {idle} of the time of their steps")
     return found.taught
 
 

@@ -57,6 +57,7 @@ from shardcompute.node.admin.views import (
 )
 from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.coordinator.journal import RecordStatus
+from shardcompute.node.finetuning.curves import CurveBoard
 from shardcompute.node.telemetry.audit import AuditLog
 from shardcompute.node.telemetry.history_store import EventView
 from shardcompute.node.telemetry.quota import QuotaSource
@@ -102,6 +103,7 @@ class ClusterAdmin(Closing):
         self._settings = settings
         self._clock = clock
         self.history = ClusterHistory(history, cluster.coordinator.state, cluster.pool.requests)
+        self.finetuning = CurveBoard()
         self._feed = Feed(self.state)
         self._restored: set[str] = set()
         """Models that were served together with the others before, whatever there is of memory now."""

@@ -52,6 +52,7 @@ PATHS = {
     "/cluster/keys",
     "/cluster/keys/{key}",
     "/cluster/sign-in",
+    "/cluster/finetuning",
     "/cluster/teaching/{model}/card",
     "/cluster/teaching/{model}/tensor",
     "/cluster/teaching/{model}/speech",

@@ -5,6 +5,7 @@ import { bytes, percent, plural, rate } from "../format.js";
 import { isLive, store } from "../store.js";
 import { createChains } from "./chains.js";
 import { createCoordinators } from "./coordinators.js";
+import { createFinetuning } from "./finetuning.js";
 import { createJoin } from "./join.js";
 import { createLedger } from "./ledger.js";
 import { createMachines } from "./machines.js";
@@ -21,6 +22,7 @@ export function createCluster() {
   const news = createNews();
   const coordinators = createCoordinators();
   const ledger = createLedger();
+  const finetuning = createFinetuning();
   const warnings = h("ul", { class: "warnings", "aria-label": "Warnings" });
   const subtitle = h("p");
   const element = h("div", { class: "stack" },
@@ -33,6 +35,7 @@ export function createCluster() {
       h("div", { class: "stack" },
         news.element,
         join.element)),
+    finetuning.element,
     machines.element,
     ledger.element,
     coordinators.element);
@@ -49,6 +52,7 @@ export function createCluster() {
     ledger.update();
     join.update(view);
     news.update();
+    finetuning.update();
     warnings.hidden = !view.warnings?.length;
     keyed(warnings, view.warnings ?? [], (text) => text, (text) => h("li", {}, text));
   }
