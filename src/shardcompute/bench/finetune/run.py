@@ -7,7 +7,6 @@ line does; what is timed are whole steps as it tells them, without the first one
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from shardcompute.bench.finetune.text import write_text
 from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.bench.servers import cluster_arguments, serving
 from shardcompute.core.errors import BackendError
@@ -34,6 +34,8 @@ from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 
 _STEP = re.compile(r"step (\d+)/\d+: .*?, ([\d.]+) tok/s")
+_IDLE = re.compile(r"workers were idle (.*?) of the time")
+_SHARE = re.compile(r"(\d+)%")
 _SKIPPED = 2
 _RUN_S = 1500.0
 
@@ -185,16 +187,17 @@ def _padded(batch: MicroBatch) -> tuple[Any, Any, Any]:
 
 def _workers(bench: FinetuneBench, say: Say) -> list[Result]:
     speeds: dict[int, list[float]] = {1: [], 2: []}
+    idle: dict[int, list[tuple[float, ...]]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory(prefix="sc-") as folder:
-        data = Path(folder) / "data.jsonl"
-        text = "the quick brown fox jumps over the lazy dog and runs on " * 5
-        data.write_text("\n".join(json.dumps({"text": f"{number} {text}"}) for number in range(32)))
+        data = write_text(Path(folder) / "data.jsonl")
         for number in range(bench.worker_rounds):
             for workers in speeds:
                 say(f"{workers} workers, round {number + 1}")
                 out = Path(folder) / f"adapter-{workers}-{number}"
                 with serving(str(workers), bench.model_path, cluster_arguments(workers, "native")) as server:
-                    speeds[workers].append(_teach(bench, data, out, server.folder, workers))
+                    speed, shares = _teach(bench, data, out, server.folder, workers)
+                speeds[workers].append(speed)
+                idle[workers].append(shares)
     return [
         *(
             Result("training speed", statistics.median(each), "tok/s", {"arm": f"{workers} workers", "threads": 1})
@@ -202,11 +205,18 @@ def _workers(bench: FinetuneBench, say: Say) -> list[Result]:
         ),
         Result("training speed of two workers against one", median_ratio(speeds[2], speeds[1]), "x",
                {"arm": "2 workers", "threads": 1}),
+        *(
+            Result("idle share of a worker", statistics.median(each), "", {"arm": f"{workers} workers", "stage": place})
+            for workers, rounds in idle.items()
+            for place, each in enumerate(zip(*rounds, strict=True))
+        ),
     ]  # fmt: skip
 
 
-def _teach(bench: FinetuneBench, data: Path, out: Path, cluster: Path, workers: int) -> float:
-    """The median speed of a run's steps."""
+def _teach(
+    bench: FinetuneBench, data: Path, out: Path, cluster: Path, workers: int
+) -> tuple[float, tuple[float, ...]]:
+    """The median speed of a run's steps, and the share of their time that each worker was idle."""
     command = [
         sys.executable, "-m", "shardcompute", "finetune", bench.model_path, data, "--out", out,
         "--steps", bench.worker_steps, "--batch", 8, "--micro-batches", 8, "--swarm", "--workers", workers,
@@ -216,6 +226,7 @@ def _teach(bench: FinetuneBench, data: Path, out: Path, cluster: Path, workers: 
         [str(part) for part in command], capture_output=True, text=True, timeout=_RUN_S, check=False
     )
     found = [float(speed) for _, speed in _STEP.findall(done.stderr)][_SKIPPED:]
-    if done.returncode or not found:
+    idle = _IDLE.search(done.stderr)
+    if done.returncode or not found or idle is None:
         raise BackendError(f"the run with {workers} workers failed: {done.stderr[-500:]}")
-    return statistics.median(found)
+    return statistics.median(found), tuple(float(each) / 100 for each in _SHARE.findall(idle[1]))

@@ -69,9 +69,16 @@ class WanCluster:
     """A cluster that serves. Everything asked of it comes from the coordinator's own machine."""
 
     def __init__(
-        self, network: EmulatedNetwork, url: str, key: str, workers: Mapping[str, subprocess.Popen[bytes]]
+        self,
+        network: EmulatedNetwork,
+        url: str,
+        key: str,
+        workers: Mapping[str, subprocess.Popen[bytes]],
+        folder: Path,
     ) -> None:
         self.network = network
+        self.folder = folder
+        """The coordinator's."""
         self.workers = dict(workers)
         self._url = url
         self._headers = {"Authorization": f"Bearer {key}"}
@@ -193,7 +200,8 @@ def wan_cluster(network: EmulatedNetwork, serving: WanServing) -> Iterator[WanCl
             )
             for machine in others
         }
-        cluster = WanCluster(network, f"http://{network.host(first)}:{port}", key, workers)
+        url = f"http://{network.host(first)}:{port}"
+        cluster = WanCluster(network, url, key, workers, folder / "cluster")
         _await_ready(cluster, stages, folder)
         yield cluster
 

@@ -366,12 +366,25 @@ def finetune(
     rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 5,
     workers: Annotated[bool, typer.Option(help="Measure one worker and two, as processes.")] = True,
     worker_rounds: Annotated[int, typer.Option(min=1, help="How often these take their turn.")] = 2,
+    ring_ms: Annotated[
+        float,
+        typer.Option(min=0.0, help="Measure codecs instead, on an emulated ring that takes so long; 0: not."),
+    ] = 0.0,
+    mbit: Annotated[float, typer.Option(min=0.1, help="Of each machine's line, with --ring-ms.")] = 100.0,
+    ring_steps: Annotated[int, typer.Option(min=2, help="Steps of each codec, with --ring-ms.")] = 8,
     json_file: JsonFile = None,
 ) -> None:
     """Tokens a second of fine-tuning: against peft in one process, and of two workers against one."""
     from shardcompute.bench.finetune.run import FinetuneBench, run_finetune_bench
+    from shardcompute.bench.finetune.wan import WanTeaching, run_wan_teaching
     from shardcompute.bench.tables import render_results
 
+    if ring_ms:
+        with BenchProgress() as say:
+            ring = WanTeaching(model_path(model), ring_ms=ring_ms, mbit=mbit, steps=ring_steps)
+            found = run_wan_teaching(ring, say)
+        finish(found, render_results(found, "arm"), json_file)
+        return
     with BenchProgress() as say:
         bench = FinetuneBench(
             model_path(model) if workers else "",
