@@ -27,7 +27,7 @@ _Rows = tuple[str, int, int, Float32]
 """Kind, call, number, values."""
 
 
-class Neighbours:
+class NeighbourLinks:
     """Of one stage of the run `run`. Rows that come go to `mailbox`; `hidden` is how wide they are."""
 
     def __init__(self, run: str, codec: str, mailbox: Mailbox, hidden: int, plan: FinetunePlan) -> None:

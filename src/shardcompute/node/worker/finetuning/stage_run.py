@@ -27,7 +27,7 @@ from shardcompute.finetune.swarm.validation import check_apply, check_taken, unp
 from shardcompute.models.spec import Stage
 from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.worker.finetuning.copies import CopyMeeting
-from shardcompute.node.worker.finetuning.neighbours import Neighbours
+from shardcompute.node.worker.finetuning.neighbours import NeighbourLinks
 from shardcompute.wire import Link, TrainingFrame
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class StageRun:
         self._dial = dial
         self._mailbox: Mailbox = Mailbox()
         self._runner: StageRunner | None = None
-        self._neighbours: Neighbours | None = None
+        self._neighbours: NeighbourLinks | None = None
         self._is_loaded = threading.Event()
         self._copies = CopyMeeting(name, order.place, order.copy, order.copies)
         self._vocab_size = 0
@@ -77,7 +77,7 @@ class StageRun:
             self._copies if order.copies else None,
             modules=order.modules,
         )
-        neighbours = Neighbours(self.name, order.codec, self._mailbox, card.spec.hidden, order.plan)
+        neighbours = NeighbourLinks(self.name, order.codec, self._mailbox, card.spec.hidden, order.plan)
         self._neighbours = neighbours
         self._runner = StageRunner(
             learning, order.place, order.stages, neighbours, self._mailbox, order.share, order.ahead
@@ -89,7 +89,7 @@ class StageRun:
         stage = self._runner.stage
         return StageOpened(stage.optimizer_bytes)
 
-    # Neighbours
+    # NeighbourLinks
 
     def serve_copy(self, link: Link) -> None:
         """Another copy of this stage."""
@@ -105,7 +105,7 @@ class StageRun:
         neighbours.attach("gradient", link)
         neighbours.read(link, "rows")
 
-    def _connect(self, neighbours: Neighbours) -> None:
+    def _connect(self, neighbours: NeighbourLinks) -> None:
         self._copies.meet(self._dial)
         following = self.order.next
         if following is None:
