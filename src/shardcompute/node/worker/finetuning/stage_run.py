@@ -89,7 +89,7 @@ class StageRun:
         stage = self._runner.stage
         return StageOpened(stage.optimizer_bytes)
 
-    # NeighbourLinks
+    # Neighbours
 
     def serve_copy(self, link: Link) -> None:
         """Another copy of this stage."""
