@@ -49,9 +49,9 @@ class Machines:
         self.coordinator = self._coordinate()
         self._token = self.coordinator.wait_for(r"shardcompute join (sc1\.\S+)")[1]
         self.workers = [self._join(number) for number in range(WORKERS)]
-        self.coordinator.wait_for("is served by")
 
     def finetune(self, data: Path, out: Path) -> Started:
+        self.coordinator.wait_for("is served by")
         return self._start(
             "finetune", self.model, data, "--out", out, *OPTIONS, "--swarm", "--data-dir", self.folder / "c"
         )

@@ -38,6 +38,7 @@ from shardcompute.node.admin.views import (
     StageView,
     TokenView,
 )
+from shardcompute.node.finetuning.curves import CurveBoard
 from shardcompute.node.telemetry.audit import AuditLog
 from shardcompute.node.telemetry.history_store import EventTone, EventView, HistoryRange, HistoryStore
 from shardcompute.node.telemetry.quota import QuotaLedger
@@ -91,6 +92,7 @@ class Crowd:
             )
         self._feed = Feed(lambda: self.view, pause_s=0.02)
         self.history = KeptHistory()
+        self.finetuning = CurveBoard()
         self.quota = QuotaLedger()
         self.audit = AuditLog(None)
         self.orders: list[tuple[str, bool]] = []

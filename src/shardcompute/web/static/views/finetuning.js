@@ -6,7 +6,7 @@ import { plural, rate } from "../format.js";
 import { store } from "../store.js";
 import { createSparkline } from "./sparkline.js";
 
-const LOOK_MS = 2000, MOST_VALUES = 120;
+const LOOK_MS = 2000, IDLE_MS = 5000, MOST_VALUES = 120;
 const TONES = { running: "accent", done: "good", silent: "warn" };
 const CURVES = [
   ["Loss", (point) => point.loss, (value) => value.toFixed(4)],
@@ -18,26 +18,24 @@ export function createFinetuning() {
   const runs = h("div", { class: "stack" });
   const element = h("section", { class: "card", "aria-labelledby": "finetuning-title", hidden: true },
     h("header", {}, h("h2", { id: "finetuning-title" }, "Fine-tuning")), runs);
-  let lookedAt = -LOOK_MS, isLooking = false, timer = null;
+  let timer = null;
 
   async function look() {
-    if (isLooking || store.connection !== "live" || document.hidden || !element.isConnected) return;
-    if (performance.now() - lookedAt < LOOK_MS) return;
-    isLooking = true;
-    lookedAt = performance.now();
+    let isRunning = false;
     try {
-      const { data } = await call("GET", "/cluster/finetuning");
-      element.hidden = data.length === 0;
-      keyed(runs, data, (run) => run.id, createRun, (node, run) => node.show(run));
-      clearTimeout(timer);
-      if (data.some((run) => run.status === "running")) timer = setTimeout(look, LOOK_MS + 50);
+      if (store.connection === "live" && !document.hidden && element.isConnected) {
+        const { data } = await call("GET", "/cluster/finetuning");
+        element.hidden = data.length === 0;
+        keyed(runs, data, (run) => run.id, createRun, (node, run) => node.show(run));
+        isRunning = data.some((run) => run.status === "running");
+      }
     } catch {
       // The next look will tell; the frame of the page says that the connection is lost.
-    } finally {
-      isLooking = false;
     }
+    timer = setTimeout(look, isRunning ? LOOK_MS : IDLE_MS);
   }
-  return { element, update: look };
+  // From the first time that there is a cluster to show; nothing is asked while another view is open.
+  return { element, update: () => { timer ??= setTimeout(look, 0); } };
 }
 
 function createRun(run) {
