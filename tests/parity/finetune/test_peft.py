@@ -108,13 +108,14 @@ def test_every_cut_gives_the_same_bits(
     assert all(np.array_equal(found[name], values) for name, values in expected.items())
 
 
-def test_copies_share_the_work_and_the_optimiser(tmp_path: Path) -> None:
+@pytest.mark.parametrize("edges", [(0, 6), (0, 2, 6)])
+def test_copies_share_the_work_and_the_optimiser(edges: tuple[int, ...], tmp_path: Path) -> None:
     base = save_tiny_llama(tmp_path / "base")
     examples = random_examples(20)
     groups = thread_groups(2)
     with open_tiny(base) as checkpoint:
-        one = open_stages(checkpoint, (0, 6), PLAN)
-        opened = [open_stages(checkpoint, (0, 6), PLAN, copies=group) for group in groups]
+        one = open_stages(checkpoint, edges, PLAN)
+        opened = [open_stages(checkpoint, edges, PLAN, copies=group) for group in groups]
     alone = LocalPipeline(one, PLAN)
     expected = [alone.learn(step, batches_of(examples, PLAN, step)) for step in range(STEPS)]
 
@@ -126,8 +127,9 @@ def test_copies_share_the_work_and_the_optimiser(tmp_path: Path) -> None:
     for wanted, one_half, other_half in zip(expected, first, second, strict=True):
         np.testing.assert_allclose(one_half.loss + other_half.loss, wanted.loss, rtol=1e-5)
         np.testing.assert_allclose([one_half.norm, other_half.norm], wanted.norm, rtol=1e-5)
-    for name, values in opened[0][0].learned().items():
-        np.testing.assert_array_equal(opened[1][0].learned()[name], values)
-    sizes = [stages[0].optimizer_bytes for stages in opened]
-    assert sum(sizes) == one[0].optimizer_bytes
-    assert max(sizes) - min(sizes) <= 8
+    for mine, other, whole in zip(*opened, one, strict=True):
+        for name, values in mine.learned().items():
+            np.testing.assert_array_equal(other.learned()[name], values)
+        sizes = [mine.optimizer_bytes, other.optimizer_bytes]
+        assert sum(sizes) == whole.optimizer_bytes
+        assert max(sizes) - min(sizes) <= 8
