@@ -118,9 +118,14 @@ class ClusterClient(Client):
         chains: int = 1,
         kv_type: KvType | None = None,
         parallel: str | None = None,
+        price_kwh: float | None = None,
+        what_if: Mapping[str, float | None] | None = None,
     ) -> PlanView:
-        """What loading `model` would lead to; cut as `parallel` says, such as tp=2,pp=3 (None: as asked for before)."""
-        return self._ask("POST", "/cluster/plan", PlanView, _order(model, form, chains, kv_type, parallel))
+        """What loading `model` would lead to; cut as `parallel` says, such as tp=2,pp=3 (None: as asked for before).
+        `what_if` are machines that are not there: `count`, `memory_bytes`, `bytes_per_s`."""
+        order = _order(model, form, chains, kv_type, parallel)
+        order |= {"price_kwh": price_kwh, "what_if": None if what_if is None else dict(what_if)}
+        return self._ask("POST", "/cluster/plan", PlanView, order)
 
     def load_model(
         self,

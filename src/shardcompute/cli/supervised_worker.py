@@ -21,6 +21,7 @@ from shardcompute.cli.failures import explain, show_error
 from shardcompute.cli.serve.worker_process import WorkerServing, run_worker, tell_parent
 from shardcompute.core.phases import note_imports
 from shardcompute.node.worker.conditions.policy import WorkConditions
+from shardcompute.node.worker.power.terms import PowerTerms
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,6 +54,8 @@ def _serve(given: argparse.Namespace) -> NoReturn:
         max_download=given.max_download,
         max_upload=given.max_upload,
         conditions=WorkConditions(given.only_when_idle, given.only_on_mains, given.not_metered),
+        no_seed=given.no_seed,
+        power=PowerTerms(given.watts, given.price_hour, given.power_sharers),
         threads=given.threads,
         shape=given.shape,
     )
@@ -75,7 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape")
     parser.add_argument("--max-download", type=int)
     parser.add_argument("--max-upload", type=int)
-    for name in ("--only-when-idle", "--only-on-mains", "--not-metered"):
+    parser.add_argument("--watts", type=float)
+    parser.add_argument("--price-hour", type=float)
+    parser.add_argument("--power-sharers", type=int, default=1)
+    for name in ("--only-when-idle", "--only-on-mains", "--not-metered", "--no-seed"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--told", action="store_true")
     return parser

@@ -102,6 +102,19 @@ class LoadShard(Struct, frozen=True, tag=True, kw_only=True):
     tensor: RankPlace | None = None
 
 
+class SeedWeights(Struct, frozen=True, tag=True, kw_only=True):
+    """Tell the node to fetch these layers to its disk, so slowly, for others; then `WeightsSeeded` or
+    `SeedingFailed`."""
+
+    node: str
+    incarnation: int
+    model: str
+    start: int
+    stop: int
+    sources: tuple[Source, ...]
+    bytes_per_s: int
+
+
 class CopyKv(Struct, frozen=True, tag=True, kw_only=True):
     """Have the stages of a chain that serves send what sessions hold to those that take over their layers, while they
     go on; then `KvCopied`, whatever came of it."""
@@ -216,6 +229,7 @@ Action = (
     | FenceChain
     | UnloadShard
     | LoadShard
+    | SeedWeights
     | CopyKv
     | ConnectChain
     | ActivateChain
@@ -230,6 +244,7 @@ Action = (
 
 _VARYING: dict[type, dict[str, Any]] = {
     LoadShard: {"sources": (), "is_standby": False},
+    SeedWeights: {"sources": (), "bytes_per_s": 0},
     ConnectChain: {"stages": (), "kv_tokens": 0},
     ActivateChain: {"stages": ()},
     AttachDriver: {"stages": (), "kv_tokens": 0},

@@ -16,6 +16,7 @@ from shardcompute.control.state import (
     Assignment,
     ClusterState,
     HeldDraftHead,
+    Holding,
     LayerShape,
     Model,
     NodeDescription,
@@ -52,7 +53,8 @@ class NodeJoined(NodeDescription, frozen=True, tag=True, kw_only=True):
 
 class NodeSeen(Struct, frozen=True, tag=True):
     """A heartbeat, with what the node's process takes of its machine's memory (0: it does not say), what conversations
-    take of its KV memory, and how it stands with draft heads."""
+    take of its KV memory, how it stands with draft heads, what its machine draws (0: nobody knows), and how many bytes
+    of weights others got from it."""
 
     node: str
     incarnation: int
@@ -60,6 +62,9 @@ class NodeSeen(Struct, frozen=True, tag=True):
     resident_bytes: int = 0
     kv_used_bytes: int = 0
     draft_heads: tuple[HeldDraftHead, ...] = ()
+    busy_watts: float = 0.0
+    idle_watts: float = 0.0
+    seeded_bytes: int = 0
 
 
 class NodesSeen(Struct, frozen=True, tag=True):
@@ -386,6 +391,33 @@ class ShardUnloaded(Struct, frozen=True, tag=True):
     """Which share of the layers; None: all of them."""
 
 
+class SeedChosen(Struct, frozen=True, tag=True):
+    """A node that no chain needs is to keep these layers on its disk for others; None: it need not any more."""
+
+    node: str
+    incarnation: int
+    seed: Holding | None
+
+
+class WeightsSeeded(Struct, frozen=True, tag=True):
+    """A node has these layers on its disk."""
+
+    node: str
+    incarnation: int
+    model: str
+    start: int
+    stop: int
+
+
+class SeedingFailed(Struct, frozen=True, tag=True):
+    """A node could not fetch what it was to seed."""
+
+    node: str
+    incarnation: int
+    reason: str
+    now_s: float
+
+
 def place_in(event: ShardProgressed | ShardLoaded | ShardFailed | ShardUnloaded) -> ShardPlace:
     """Of which shard an event tells."""
     return event.chain, event.start, event.stop, event.tensor
@@ -510,6 +542,9 @@ Event = (
     | LeasesRenewed
     | StageStalled
     | ShardUnloaded
+    | SeedChosen
+    | WeightsSeeded
+    | SeedingFailed
     | ChainConnected
     | ChainReady
     | DriverAttached
@@ -522,6 +557,7 @@ Event = (
     | DriverHostFailed
 )
 
+# Seeds are chosen anew after a restart.
 # Suspicion is undone by heartbeats, which are not written down, so neither is suspicion. Drivers are attached anew
 # after a restart, when all chains are connected anew, told again of chains that are retired, and closed links probed.
 _FLEETING = (
@@ -534,6 +570,8 @@ _FLEETING = (
     NodesSeen,
     NodeSuspected,
     ShardProgressed,
+    SeedChosen,
+    SeedingFailed,
     StageTimed,
     RingTimed,
     LinkProbed,

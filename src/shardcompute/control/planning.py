@@ -49,6 +49,7 @@ from shardcompute.control.moves import (
     which_move_pays,
 )
 from shardcompute.control.placement.place import Unplaceable
+from shardcompute.control.roles.seeding import computing_nodes, seed_commands, which_seed_is_wanted
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import (
     Assignment,
@@ -86,6 +87,7 @@ _PLANNING: tuple[Question, ...] = (
     which_move_is_over,
     which_move_pays,
     which_standbys_are_wanted,
+    which_seed_is_wanted,
 )
 
 
@@ -138,6 +140,7 @@ def next_commands(state: ClusterState, now_s: float) -> list[Action]:
         *_activations(state),
         *driver_commands(state),
         *_preparations(state),
+        *seed_commands(state),
         *_kv_copies(state),
         *probe_commands(state, now_s),
         *searches(state, now_s),
@@ -257,7 +260,7 @@ def _load(
 
 def _sources(state: ClusterState, model: str, wanted: Assignment, loader: str) -> tuple[Source, ...]:
     """Peers that hold some of the wanted layers, those with most of them first. Of very many some, others for each
-    who asks, so that not all fetch from the same few."""
+    who asks, so that not all fetch from the same few. Where those who compute nothing have all of it, they alone."""
     found = [
         (held.start, held.stop, node)
         for node in state.nodes.values()
@@ -265,6 +268,12 @@ def _sources(state: ClusterState, model: str, wanted: Assignment, loader: str) -
         for held in node.cached
         if held.model == model and held.start < wanted.stop and wanted.start < held.stop
     ]
+    computing = computing_nodes(state) if found else set()
+    idle = [each for each in found if each[2].id not in computing]
+    if {layer for start, stop, _ in idle for layer in range(start, stop)} >= set(
+        range(wanted.start, wanted.stop)
+    ):
+        found = idle
     sources = [
         Source(node.id, node.address, max(start, wanted.start), min(stop, wanted.stop))
         for start, stop, node in found

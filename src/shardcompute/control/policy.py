@@ -85,6 +85,8 @@ class PlacementPolicy(Struct, frozen=True):
     """So often a better layout than the quickly found one is searched for in the background, while nothing changes."""
     forgotten_after_s: float = 86_400.0
     """After so long without a move the next one is judged like a first."""
+    price_per_kwh: float | None = None
+    """What electricity costs; for people to see, nothing is decided by it. None: nobody has said."""
     drivers: DriverPlacementMode = "auto"
     """Where a chain's driver may sit: wherever the ring is clearly shorter, or with the coordinator alone."""
     driver_min_gain: float = 0.1

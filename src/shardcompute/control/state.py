@@ -239,6 +239,12 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     """Why its owner does not let it work now, such as a battery; "": it may. It stays in the cluster."""
     is_at_rest: bool = False
     """It works no more for that reason; before, it does what others have not taken over yet."""
+    stated_watts: float = 0.0
+    """What its owner says that it draws at work; 0: they do not say."""
+    seed_bytes: int = 0
+    """What its disk has room for of weights that it keeps for others; 0: it keeps none."""
+    price_per_hour: float | None = None
+    """What an hour of it costs, electricity and all; None: what it draws is all that it costs."""
 
 
 class Node(NodeDescription, frozen=True, kw_only=True):
@@ -253,6 +259,16 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     """What its process takes of the machine's memory, everything counted; 0: it does not say."""
     draft_heads: tuple[HeldDraftHead, ...] = ()
     """Of the chains whose last layers it has."""
+    measured_watts: float = 0.0
+    """What it draws while it computes, as its counters say; 0: nobody knows."""
+    idle_watts: float = 0.0
+    seeded_bytes: int = 0
+    """What others got of its weights since its process began."""
+    seed: Holding | None = None
+    """What it is to keep on its disk for others, because no chain has a use for it."""
+    seed_problem: str = ""
+    """Why it could not fetch that, and when it may be asked again."""
+    seed_after_s: float = 0.0
     accusers: tuple[str, ...] = ()
     status_reason: str = ""
     layer_times: tuple[LayerTime, ...] = ()
@@ -276,6 +292,11 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     def room_bytes(self) -> int:
         """What it offers to layers."""
         return max(0, self.memory_bytes - self.process_bytes)
+
+    @property
+    def watts(self) -> float:
+        """What it draws at work, as its owner says, else as it measured; 0: nobody knows."""
+        return self.stated_watts or self.measured_watts
 
     @property
     def is_live(self) -> bool:

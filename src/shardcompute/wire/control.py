@@ -67,12 +67,16 @@ class DraftHeadReport(msgspec.Struct, frozen=True, array_like=True):
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=22):
     """`resident_bytes` is what the node's process takes of its machine's memory (0: it does not say), `kv_used_bytes`
-    what conversations fill of the KV memory that it has reserved."""
+    what conversations fill of the KV memory that it has reserved; `busy_watts` and `idle_watts` are what the machine
+    draws while it computes and while it does not (0: nobody knows), `seeded_bytes` what others got of its weights."""
 
     incarnation: Number
     resident_bytes: Number = 0
     kv_used_bytes: Number = 0
     draft_heads: Annotated[tuple[DraftHeadReport, ...], msgspec.Meta(max_length=MOST_DRAFT_HEADS)] = ()
+    busy_watts: float = 0.0
+    idle_watts: float = 0.0
+    seeded_bytes: Number = 0
 
 
 class HeartbeatHeard(msgspec.Struct, frozen=True, array_like=True, tag=29):

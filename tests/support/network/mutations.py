@@ -103,7 +103,7 @@ def corpus(chain: str = "chain", epoch: int = 1) -> list[tuple[Message, bytes]]:
         *(kind(encode_event(event)) for event in events for kind in (NodeEvent, Register)),
         *(
             Registered(1, 0.5, b"{}"),
-            Heartbeat(1),
+            Heartbeat(1, 5, 6, (), 40.0, 10.0, 7),
             *(LookAtLedger(3), LedgerShown(b'{"kind":"head"}', [bytes(32)] * 2), LedgerDoubted("fork")),
             Command(1, b'{"type":"Probe"}'),
             CommandReply(1, "no", b"{}"),

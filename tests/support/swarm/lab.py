@@ -185,6 +185,10 @@ class LabWorker(Worker):
             self.loads.append(command.place)
         return measured
 
+    def sent_bytes(self) -> dict[str, int]:
+        """Of weights, by who got them."""
+        return self._weights.sent_bytes()
+
     def sessions(self) -> int:
         """Sessions that hold KV here."""
         return sum(runtime.kv_usage().sessions for runtime in self._stages.shards().values())
@@ -401,18 +405,21 @@ class LabSwarm(Closing):
 
     # Workers
 
-    def add_worker(self, layers: int, *, advertise: str = "", backend: str = "") -> LabWorker:
+    def add_worker(
+        self, layers: int, *, advertise: str = "", backend: str = "", seed_bytes: int = 0
+    ) -> LabWorker:
         """Another machine, with room for so many layers of the first model; `backend` "": as all others."""
         self._joined += 1
         folder = self.folder / f"worker-{self._joined}"
-        return self._open_worker(folder, self.room_for(layers, backend), advertise, backend)
+        room = self.room_for(layers, backend) if layers else 1
+        return self._open_worker(folder, room, advertise, backend, seed_bytes)
 
     def revive(self, worker: LabWorker) -> LabWorker:
         """The same machine, started again."""
         return self._open_worker(worker.folder, worker.memory_bytes)
 
     def _open_worker(
-        self, folder: Path, memory_bytes: int, advertise: str = "", backend: str = ""
+        self, folder: Path, memory_bytes: int, advertise: str = "", backend: str = "", seed_bytes: int = 0
     ) -> LabWorker:
         credentials, urls = join_cluster(self.token, folder, Role.WORKER)
         options = WorkerOptions(
@@ -424,6 +431,7 @@ class LabSwarm(Closing):
             max_memory_bytes=memory_bytes,
             transports=self.network.transports,
             recovery=self.recovery,
+            seed_bytes=seed_bytes,
         )
         worker = LabWorker(credentials, urls, options)
         self.workers.append(worker)

@@ -77,6 +77,9 @@ class Cluster:
                 else:
                     loaded = (action.stop, action.size_bytes, action.tensor)
                     self.tell(happened.ShardLoaded(*place, *loaded))
+            case to_do.SeedWeights():
+                place = (action.node, action.incarnation, action.model, action.start, action.stop)
+                self.tell(happened.WeightsSeeded(*place))
             case to_do.UnloadShard(node, life, chain, start, stop, tensor):
                 self.tell(happened.ShardUnloaded(node, life, chain, start, stop, tensor))
             case to_do.ConnectChain(chain=chain, epoch=epoch):

@@ -28,6 +28,7 @@ from shardcompute.api.cluster.schemas import (
     KeepLayoutRequest,
     KeyList,
     LoadModelRequest,
+    PlanModelRequest,
     PullModelRequest,
     RequestList,
     ServeModelRequest,
@@ -122,8 +123,14 @@ async def pull_model(request: Request) -> Response:
 
 
 async def plan_model(request: Request) -> Response:
-    order = await read_body(request, LoadModelRequest, context_of(request).limits)
-    plan = partial(_admin(request).plan, kv_type=order.kv_type, parallel=_parallelism(order))
+    order = await read_body(request, PlanModelRequest, context_of(request).limits)
+    plan = partial(
+        _admin(request).plan,
+        kv_type=order.kv_type,
+        parallel=_parallelism(order),
+        price_per_kwh=order.price_kwh,
+        what_if=None if order.what_if is None else order.what_if.machines(),
+    )
     return _reply(await asyncio.to_thread(plan, order.model, order.form, order.chains))
 
 
@@ -411,7 +418,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         plan_model,
         "What loading a model would lead to. Nothing is loaded.",
         needs=Access.OPERATE,
-        body=LoadModelRequest,
+        body=PlanModelRequest,
         reply=PlanView,
         statuses=(*_ORDER_ERRORS, 502),
     ),

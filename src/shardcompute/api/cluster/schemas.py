@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shardcompute.api.body import ReplyBody
+from shardcompute.control.cost.what_if import ImaginedMachines
 from shardcompute.core.kv_types import KvType
 from shardcompute.node.admin.catalogue import CatalogueEntry
 from shardcompute.node.admin.views import (
@@ -53,6 +54,29 @@ class LoadModelRequest(ClusterRequest):
         max_length=64,
         description="How to cut it: auto, or tp=2,pp=3 or a part of that (tp=2:reduce); null: as was asked for before, "
         "else stages, as many as pay.",
+    )
+
+
+class WhatIfRequest(ClusterRequest):
+    count: int = Field(1, ge=1, le=64, description="So many machines that are not there.")
+    memory_bytes: int = Field(gt=0, le=1 << 50, description="What each of them offers.")
+    bytes_per_s: float | None = Field(
+        None,
+        gt=1.0,
+        le=1e15,
+        description="How much of weights each reads; null: as the cluster's middle one.",
+    )
+
+    def machines(self) -> ImaginedMachines:
+        return ImaginedMachines(self.count, self.memory_bytes, self.bytes_per_s)
+
+
+class PlanModelRequest(LoadModelRequest):
+    price_kwh: float | None = Field(
+        None, ge=0, le=1e6, description="What a kilowatt-hour costs; null: what the cluster was started with."
+    )
+    what_if: WhatIfRequest | None = Field(
+        None, description="Machines that are not there: what would they bring?"
     )
 
 

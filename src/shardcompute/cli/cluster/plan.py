@@ -21,6 +21,7 @@ from shardcompute.core.settings import load_settings
 from shardcompute.weights.sources.reference import parse_reference
 
 _MACHINES = "Machines that are not there"
+_MOST_IMAGINED = 64
 
 
 @with_options
@@ -49,6 +50,26 @@ def plan(
             rich_help_panel=_MACHINES,
         ),
     ] = "",
+    price_kwh: Annotated[
+        float | None,
+        typer.Option(
+            "--price-kwh",
+            metavar="PRICE",
+            min=0.0,
+            max=1e6,
+            help="What a kilowatt-hour costs, to say what a million tokens do; by default what the cluster was told.",
+        ),
+    ] = None,
+    what_if: Annotated[
+        str,
+        typer.Option(
+            "--what-if",
+            metavar="[COUNTx]MEMORY[@SPEED]",
+            help="What would another machine bring: 8GB, two of them (2x8GB), or one that reads 20 GB of weights a "
+            "second (8GB@20G); as fast as the middle one of yours unless said.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = "",
     keep: Annotated[
         bool | None,
         typer.Option(
@@ -68,6 +89,11 @@ def plan(
     from shardcompute.cli.cluster.text import describe_fit, describe_memory
 
     if machines:
+        if what_if or price_kwh is not None:
+            raise UsageError(
+                "--machines knows neither speeds nor what machines draw",
+                hint="leave out --what-if and --price-kwh, or ask a cluster",
+            )
         if chains != 1 or at != ClusterLocation():
             raise UsageError(
                 "--machines counts the machines of one chain and asks no cluster",
@@ -91,14 +117,33 @@ def plan(
             chains=chains,
             kv_type=kv_type.value if kv_type else None,
             parallel=parallel,
+            price_kwh=price_kwh,
+            what_if=parse_machines(what_if) if what_if else None,
         )
     if json:
         screen.write_json(dataclasses.asdict(planned))
     else:
         lines = [describe_fit(planned), "", planned.text, "", *describe_memory(planned)]
+        if planned.what_if is not None:
+            lines += ["", planned.what_if.told]
         screen.write("\n".join(lines) + "\n")
     if not all(chain.is_possible for chain in planned.chains):
         raise typer.Exit(CapacityError.exit_code)
+
+
+def parse_machines(text: str) -> dict[str, float | None]:
+    """Such as 8GB, 2x8GB or 2x8GB@20G. UsageError for anything else."""
+    counted, _, speed = text.partition("@")
+    count, _, memory = counted.rpartition("x")
+    if count and not (count.isascii() and count.isdigit() and 1 <= int(count[:4]) <= _MOST_IMAGINED):
+        raise UsageError(
+            f"{count!r} is no number of machines", hint=f"write 2x8GB, with 1 to {_MOST_IMAGINED} of them"
+        )
+    return {
+        "count": int(count or 1),
+        "memory_bytes": parse_size(memory),
+        "bytes_per_s": float(parse_size(speed.removesuffix("/s"))) if speed else None,
+    }
 
 
 def _keep(address: ClusterAddress, model: str, is_kept: bool, *, is_json: bool) -> None:

@@ -259,7 +259,7 @@ def describe_layers(node: NodeView) -> str:
         return f"driver at {node.api_url}" if node.api_url else "driver"
     parts = [f"{held.model} {held.start}-{held.stop - 1}" for held in node.layers]
     parts += [f"{each.start}-{each.stop - 1} loading {each.fraction:.0%}" for each in node.loading]
-    return ", ".join(parts) or "-"
+    return ", ".join([*parts, *filter(None, [node.duty])]) or "-"
 
 
 def names_of(view: ClusterView) -> dict[str, str]:

@@ -319,6 +319,19 @@ AuditRate = Annotated[
 ]
 
 
+PriceKwh = Annotated[
+    float | None,
+    typer.Option(
+        "--price-kwh",
+        metavar="PRICE",
+        min=0.0,
+        max=1e6,
+        help="What a kilowatt-hour costs, for `plan` and the page to say what a million tokens do; in any currency.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ServingArguments:
     """Which model to serve, and where clients reach it."""
@@ -361,6 +374,7 @@ class ClusterArguments:
     announce: Announce = None
     chains: Chains = None
     prefer: Prefer = None
+    price_kwh: PriceKwh = None
     driver_placement: DriverPlacement = None
     replay_moves: ReplayMoves = False
     wire: WireForm = None

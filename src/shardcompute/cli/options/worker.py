@@ -100,6 +100,38 @@ NotMetered = Annotated[
         rich_help_panel=_OWNER,
     ),
 ]
+NoSeed = Annotated[
+    bool,
+    typer.Option(
+        "--no-seed",
+        help="Keep no weights on this disk for other machines. By default a machine that no model's ring needs keeps "
+        "some, in at most a quarter of what is free, and gives them to whoever joins.",
+        rich_help_panel=_OWNER,
+    ),
+]
+Watts = Annotated[
+    float | None,
+    typer.Option(
+        "--watts",
+        metavar="N",
+        min=0.1,
+        max=1e6,
+        help="What this machine draws while it works, at the wall. By default what energy counters of its processors "
+        "or its card say, where they can be read; else nobody knows what its tokens cost.",
+        rich_help_panel=_OWNER,
+    ),
+]
+PriceHour = Annotated[
+    float | None,
+    typer.Option(
+        "--price-hour",
+        metavar="PRICE",
+        min=0.0,
+        max=1e6,
+        help="What an hour of this machine costs, electricity and all, for one that is rented.",
+        rich_help_panel=_OWNER,
+    ),
+]
 Shape = Annotated[
     str | None,
     typer.Option("--shape", metavar="MACHINE@FILE", hidden=True, help="Send as an emulated network would."),
@@ -133,6 +165,9 @@ class WorkerArguments:
     only_when_idle: OnlyWhenIdle = False
     only_on_mains: OnlyOnMains = False
     not_metered: NotMetered = False
+    no_seed: NoSeed = False
+    watts: Watts = None
+    price_hour: PriceHour = None
     threads: Threads = None
     backend: BackendName = Backend.AUTO
     device: Device = "auto"

@@ -130,6 +130,7 @@ class ClusterPlan:
                 latency_weight=LATENCY_WEIGHTS[given.prefer or Preference.BALANCED],
                 drivers=(given.driver_placement or DriverPlacementOption.AUTO).value,
                 moves_kv=not given.replay_moves,
+                price_per_kwh=given.price_kwh,
             ),
             wire=check_wire(EXACT if given.wire is None else given.wire),
             transports=open_transports(self.shape),

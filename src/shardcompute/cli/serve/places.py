@@ -19,6 +19,7 @@ from shardcompute.cli.stopping import exit_at_once, stop_requested
 from shardcompute.core.settings import load_settings
 from shardcompute.core.units import count_of
 from shardcompute.node.worker.conditions.policy import WorkConditions
+from shardcompute.node.worker.power.terms import PowerTerms
 
 if TYPE_CHECKING:
     from shardcompute.backends.device_choice import ChosenDevices
@@ -93,6 +94,8 @@ def serving_of(arguments: WorkerArguments) -> WorkerServing:
             only_on_mains=arguments.only_on_mains,
             not_metered=arguments.not_metered,
         ),
+        no_seed=arguments.no_seed,
+        power=PowerTerms(arguments.watts, arguments.price_hour),
         threads=arguments.threads,
         shape=arguments.shape,
     )
@@ -121,6 +124,7 @@ def _supervise(places: EnrolledPlaces, arguments: WorkerArguments, screen: Scree
         threads=arguments.threads or load_settings().threads,
         max_memory_bytes=arguments.max_memory,
         title=arguments.name or "",
+        power=PowerTerms(arguments.watts, arguments.price_hour),
     )
     programs = [
         Program(worker.name, _command(worker, place, number, arguments))
@@ -168,6 +172,7 @@ def _command(worker: LocalWorker, folder: Path, number: int, arguments: WorkerAr
         ("--only-when-idle", arguments.only_when_idle),
         ("--only-on-mains", arguments.only_on_mains),
         ("--not-metered", arguments.not_metered),
+        ("--no-seed", arguments.no_seed),
     )
     return (*worker.command(folder), "--told", *given, *(name for name, is_set in flags if is_set))
 

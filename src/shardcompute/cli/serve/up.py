@@ -12,7 +12,7 @@ from shardcompute.cli.options.adapters import AdapterArguments
 from shardcompute.cli.options.cluster import ClusterArguments, Parallel, ServingArguments
 from shardcompute.cli.options.engine import EngineArguments, check_device
 from shardcompute.cli.options.records import changed_options, with_options
-from shardcompute.cli.options.worker import MaxMemory
+from shardcompute.cli.options.worker import MaxMemory, PriceHour, Watts
 from shardcompute.core.errors import UsageError
 from shardcompute.core.phases import note_imports, phase
 from shardcompute.core.settings import Settings, load_settings
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardcompute.backends.cpu_choice import CpuBackendChoice
     from shardcompute.control.placement.parallelism import Parallelism
     from shardcompute.node.process.local_workers import LocalWorkers
+    from shardcompute.node.worker.power.terms import PowerTerms
     from shardcompute.weights.checkpoint import Checkpoint
 
 
@@ -47,6 +48,8 @@ def up(
     ] = False,
     cluster: ClusterArguments,
     max_memory: MaxMemory = None,
+    watts: Watts = None,
+    price_hour: PriceHour = None,
     engine: EngineArguments,
     adapters: AdapterArguments,
     parallel: Parallel = None,
@@ -65,7 +68,12 @@ def up(
         )
     asked = _parsed(parallel)
     screen, settings = open_screen(), load_settings()
-    own = {"--workers": workers, "--max-memory": max_memory}
+    own = {
+        "--workers": workers,
+        "--max-memory": max_memory,
+        "--watts": watts,
+        "--price-hour": price_hour,
+    }
     if local:
         from shardcompute.cli.serve.local import serve_locally
 
@@ -75,13 +83,15 @@ def up(
         serve_locally(serving, engine.engine_options(stages, screen.say, adapters), screen, settings)
         return
     from shardcompute.cli.serve.foreground import ClusterPlan, run_cluster
+    from shardcompute.node.worker.power.terms import PowerTerms
 
     _refuse(_given({"--kv-memory": engine.kv_memory}), "a single process", "add --local")
     check_device(engine.device, engine.backend)
     if no_workers:
         useless = _given({**own, "--threads": engine.threads})
         _refuse(useless, "workers on this machine", "leave out --no-workers")
-    shared = None if no_workers else _own_workers(workers, max_memory, engine, settings, screen.say)
+    power = PowerTerms(watts, price_hour)
+    shared = None if no_workers else _own_workers(workers, max_memory, power, engine, settings, screen.say)
     plan = ClusterPlan(
         serving,
         cluster,
@@ -120,6 +130,7 @@ def _local_stages(asked: Parallelism | None) -> int:
 def _own_workers(
     count: int | None,
     max_memory: int | None,
+    power: PowerTerms,
     engine: EngineArguments,
     settings: Settings,
     say: Callable[[str], None],
@@ -137,7 +148,7 @@ def _own_workers(
     for line in chosen.describe():
         say(line)
     threads = engine.threads or settings.threads
-    return share_machine(chosen, count=count, threads=threads, max_memory_bytes=max_memory)
+    return share_machine(chosen, count=count, threads=threads, max_memory_bytes=max_memory, power=power)
 
 
 def _backend_choice(

@@ -22,6 +22,7 @@ from shardcompute.core.errors import AuthError
 from shardcompute.core.phases import log_phases, phase
 from shardcompute.core.settings import check_download_rate, load_settings
 from shardcompute.node.worker.conditions.policy import WorkConditions
+from shardcompute.node.worker.power.terms import PowerTerms
 
 if TYPE_CHECKING:
     from shardcompute.backends.device_choice import ChosenDevices
@@ -45,6 +46,8 @@ class WorkerServing:
     max_download: int | None = None
     max_upload: int | None = None
     conditions: WorkConditions = field(default_factory=WorkConditions)
+    no_seed: bool = False
+    power: PowerTerms = field(default_factory=PowerTerms)
     threads: int | None = None
     shape: str | None = None
 
@@ -105,6 +108,7 @@ def _worker_options(
     from shardcompute.backends.processor import default_threads
     from shardcompute.node.discovery.again import coordinator_finder, holder_finder
     from shardcompute.node.enrolment.stored import authority_of
+    from shardcompute.node.weights.seeding import seed_room
     from shardcompute.node.worker.memory.promise import check_promise, measure_process_bytes
     from shardcompute.node.worker.worker import WorkerOptions
 
@@ -116,6 +120,7 @@ def _worker_options(
     if serving.max_memory is not None:
         check_promise(serving.max_memory, process_bytes)
     host, advertise = node_addresses(member.control_urls, serving.host, serving.advertise)
+    is_beside = _is_beside(member.control_urls[0], advertise or host)
     return WorkerOptions(
         folder=folder,
         host=host,
@@ -129,7 +134,7 @@ def _worker_options(
         unused=chosen.unused,
         transports=open_transports(serving.shape),
         # The coordinator's own driver is as near, and shares no process with what computes.
-        may_host=not _is_beside(member.control_urls[0], advertise or host),
+        may_host=not is_beside,
         # Whoever shapes links wants to see what goes over them.
         reads_originals=not serving.shape,
         sources=replace(settings, download_rate=serving.max_download or settings.download_rate),
@@ -140,6 +145,9 @@ def _worker_options(
         find_holders=holder_finder(member.credentials.authority_pem, settings.dht),
         max_upload=serving.max_upload,
         conditions=serving.conditions,
+        power=serving.power,
+        # Beside the coordinator the disk that weights come from is as near.
+        seed_bytes=0 if serving.no_seed or is_beside else seed_room(folder),
     )
 
 

@@ -13,7 +13,9 @@ from shardcompute.control.state import ClusterState
 
 def memorable(state: ClusterState) -> ClusterState:
     nodes = {
-        id: replace(node, loading=(), stage_times=()) if node.loading or node.stage_times else node
+        id: replace(node, loading=(), stage_times=(), seed=None, seed_problem="", seed_after_s=0.0)
+        if node.loading or node.stage_times or node.seed or node.seed_problem
+        else node
         for id, node in state.nodes.items()
     }
     chains = {

@@ -186,6 +186,9 @@ def _seen(node: Node, event: happened.NodeSeen, seen_s: float, lost_after_s: flo
         resident_bytes=event.resident_bytes or node.resident_bytes,
         kv_used_bytes=event.kv_used_bytes,
         draft_heads=event.draft_heads,
+        measured_watts=event.busy_watts or node.measured_watts,
+        idle_watts=event.idle_watts or node.idle_watts,
+        seeded_bytes=event.seeded_bytes,
         last_seen_s=seen_s,
         lease_until_s=seen_s + lost_after_s,
     )

@@ -30,6 +30,8 @@ from shardcompute.control.transitions.state_updates import (
     with_node,
 )
 
+_SEED_AGAIN_S = 600.0
+
 
 def _progress(state: ClusterState, event: happened.ShardProgressed) -> ClusterState:
     node = live_node(state, event.node, event.incarnation)
@@ -164,10 +166,35 @@ def _with_holding(cached: tuple[Holding, ...], new: Holding) -> tuple[Holding, .
     return tuple(sorted((*others, merged), key=lambda held: (held.model, held.start)))
 
 
+def _choose_seed(state: ClusterState, event: happened.SeedChosen) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    return state if node is None else with_node(state, replace(node, seed=event.seed, seed_problem=""))
+
+
+def _note_seeded(state: ClusterState, event: happened.WeightsSeeded) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    if node is None or event.start >= event.stop:
+        return state
+    cached = _with_holding(node.cached, Holding(event.model, event.start, event.stop))
+    return with_node(state, replace(node, cached=cached))
+
+
+def _fail_seeding(state: ClusterState, event: happened.SeedingFailed) -> ClusterState:
+    """It is asked again after a while: its disk may have room then."""
+    node = live_node(state, event.node, event.incarnation)
+    if node is None:
+        return state
+    later_s = event.now_s + _SEED_AGAIN_S
+    return with_node(state, replace(node, seed=None, seed_problem=event.reason, seed_after_s=later_s))
+
+
 SHARDS: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.ShardProgressed: _progress,
     happened.ShardLoaded: _load,
     happened.ShardFailed: _fail,
     happened.StageStalled: _stall,
     happened.ShardUnloaded: _unload,
+    happened.SeedChosen: _choose_seed,
+    happened.WeightsSeeded: _note_seeded,
+    happened.SeedingFailed: _fail_seeding,
 }

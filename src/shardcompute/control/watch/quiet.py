@@ -23,6 +23,9 @@ _BEATING = {
     "resident_bytes",
     "kv_used_bytes",
     "draft_heads",
+    "measured_watts",
+    "idle_watts",
+    "seeded_bytes",
     "accusers",
     "status_reason",
     "stage_times",
@@ -81,6 +84,7 @@ def _moments(state: ClusterState) -> Iterator[float]:
     for node in state.nodes.values():
         for refusal in node.refusals:
             yield refusal.until_s
+        yield node.seed_after_s
     for chain in state.chains.values():
         yield chain.search_at_s
         for unrest in (chain.unrest, chain.driver_unrest):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shardcompute.backends.footprint import RANK_BACKENDS
+from shardcompute.control.cost.what_if import ImaginedMachines
 from shardcompute.control.events import ModelRequested
 from shardcompute.control.placement.parallelism import Parallelism, parse_parallelism
 from shardcompute.control.placement.rank_groups import check_ranks
@@ -55,6 +56,7 @@ from shardcompute.node.admin.views import (
     RevokedNode,
     TokenView,
 )
+from shardcompute.node.admin.what_if import imagine
 from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.coordinator.journal import RecordStatus
 from shardcompute.node.finetuning.curves import CurveBoard
@@ -231,14 +233,21 @@ class ClusterAdmin(Closing):
         *,
         kv_type: KvType | None = None,
         parallel: Parallelism | None = None,
+        price_per_kwh: float | None = None,
+        what_if: ImaginedMachines | None = None,
     ) -> PlanView:
-        """What loading `model` would lead to. Reads headers at most."""
+        """What loading `model` would lead to, and what it would with machines that are not there. Reads headers at
+        most."""
         check_order(form, chains)
         sized = self._size_up(model, form, kv_type)
         replaces = models_in_the_way(self._state, sized, self._clock(), self._answering)
         check_ranks(sized, parallel)
-        plan = plan_model(self._state, sized, chains, self._clock(), parallel, has_alternatives=True)
-        return dataclasses.replace(plan, replaces=replaces)
+        state, now_s = self._state, self._clock()
+        plan = plan_model(
+            state, sized, chains, now_s, parallel, has_alternatives=True, price_per_kwh=price_per_kwh
+        )
+        asked = None if what_if is None else imagine(state, sized, what_if, now_s, parallel, price_per_kwh)
+        return dataclasses.replace(plan, replaces=replaces, what_if=asked)
 
     def _size_up(
         self, model: str, form: str, kv_type: KvType | None, adapters: Mapping[str, str] | None = None

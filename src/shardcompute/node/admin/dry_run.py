@@ -13,6 +13,7 @@ from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
+from shardcompute.control.cost.tokens import cost_of
 from shardcompute.control.driver_placement import DriverPlacement, choose_driver_placement, with_driver_on
 from shardcompute.control.explain import device_words, explain_bottleneck, explain_exactness, explain_plan
 from shardcompute.control.placement.alternatives import reason_of_choice, weigh_alternatives
@@ -22,6 +23,7 @@ from shardcompute.control.placement.gaps import PlanGap, gap_of
 from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.placement.place import PlacedStage, Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.request import placement_request, speed_source
+from shardcompute.control.roles.seeding import duty_of
 from shardcompute.control.sizes import StageBytes, layer_work, parts_of, runner_of, sizes_of, tensor_terms
 from shardcompute.control.state import ClusterState, Model, RequestedModel
 from shardcompute.control.transitions.state_updates import claimed_bytes
@@ -132,8 +134,11 @@ def plan_model(
     parallel: Parallelism | None = None,
     *,
     has_alternatives: bool = False,
+    price_per_kwh: float | None = None,
 ) -> PlanView:
-    """Where `chains` chains of `model` would go if none of it were there yet, cut so (None: as was asked for)."""
+    """Where `chains` chains of `model` would go if none of it were there yet, cut so (None: as was asked for).
+    `price_per_kwh` None: as the cluster was told."""
+    price = state.placing.price_per_kwh if price_per_kwh is None else price_per_kwh
     others = {id: chain for id, chain in state.chains.items() if chain.model != model.name}
     state = _asking(replace(state, chains=others), model, parallel)
     request = placement_request(state, model, now_s)
@@ -158,6 +163,7 @@ def plan_model(
         request, plans, [state.driver if each is None else each.node or state.driver for each in drivers]
     )
     memory = view_parts(*_parts(state, model, plans[0]))
+    costs = [cost_of(state, plan, price) if isinstance(plan, Placement) else None for plan in plans]
     return PlanView(
         model=model.name,
         form=model.weight_form,
@@ -170,11 +176,15 @@ def plan_model(
                 [
                     explain_plan(plan, model, names, devices, sources, first_s, gap),
                     *(_told_alternatives(others_weighed) if plan is plans[0] else ()),
+                    *_told_duties(state, model, plan),
                     *([driver.told(names)] if driver is not None else []),
                     *filter(None, [_exactness(state, plan, model)]),
+                    *(() if cost is None else cost.told()),
                 ]
             )
-            for plan, driver, first_s, gap in zip(plans, drivers, first_tokens_s, gaps, strict=True)
+            for plan, driver, first_s, gap, cost in zip(
+                plans, drivers, first_tokens_s, gaps, costs, strict=True
+            )
         ),
         chains=tuple(
             replace_fields(
@@ -185,8 +195,12 @@ def plan_model(
                 most_tokens_per_s_many=None if gap is None else gap.most_many,
                 alternatives=others_weighed.each if plan is plans[0] else (),
                 reason_of_choice=others_weighed.reason if plan is plans[0] else "",
+                cost=cost,
+                cost_told=() if cost is None else cost.told(),
             )
-            for plan, driver, first_s, gap in zip(plans, drivers, first_tokens_s, gaps, strict=True)
+            for plan, driver, first_s, gap, cost in zip(
+                plans, drivers, first_tokens_s, gaps, costs, strict=True
+            )
         ),
     )
 
@@ -259,6 +273,15 @@ def _asking(state: ClusterState, model: Model, parallel: Parallelism | None) -> 
     return replace(state, models={**state.models, model.name: replace(asked, parallel=parallel)})
 
 
+def _told_duties(state: ClusterState, model: Model, plan: Placement | Unplaceable) -> Iterator[str]:
+    """What those do who are left out."""
+    if isinstance(plan, Placement):
+        for node, _ in plan.unused:
+            duty = duty_of(state, model, plan, node)
+            if duty:
+                yield f"  {state.nodes[node].name}: {duty}"
+
+
 def _first_token_s(request: Request, plan: Placement | Unplaceable) -> float | None:
     return None if isinstance(plan, Unplaceable) else first_token_s(request, plan.assignments, _PROMPT_TOKENS)
 
@@ -308,7 +331,10 @@ def _planned(
             for stage in plan.stages
             for node in stage.assignment.members
         ),
-        left_out=tuple(LeftOut(node=node, name=names.get(node, node), why=why) for node, why in plan.unused),
+        left_out=tuple(
+            LeftOut(node=node, name=names.get(node, node), why=why, duty=duty_of(state, model, plan, node))
+            for node, why in plan.unused
+        ),
         predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream,
         predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many,
         bottleneck=explain_bottleneck(plan, names),

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from shardcompute.backends.exactness import is_mixed
+from shardcompute.control.cost.tokens import cost_of
 from shardcompute.control.driver_placement import current_host, driver_placement_of
 from shardcompute.control.drivers import round_trip_s
 from shardcompute.control.explain import (
@@ -22,6 +23,7 @@ from shardcompute.control.placement.cost_model import hops_of, score, stage_s
 from shardcompute.control.placement.place import PlacedStage, Placement
 from shardcompute.control.placement.rank_groups import offers_of
 from shardcompute.control.placement.request import placement_request
+from shardcompute.control.roles.seeding import told_role
 from shardcompute.control.sizes import HeldSums, StageBytes, parts_of, sizes_of, sums_of, usual_holding
 from shardcompute.control.state import (
     Assignment,
@@ -129,6 +131,11 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
             if now_s < refusal.until_s
         ),
         api_url=node.api_url,
+        watts=node.watts,
+        idle_watts=node.idle_watts,
+        price_per_hour=node.price_per_hour,
+        seeded_bytes=node.seeded_bytes,
+        duty=told_role(state, node),
         memory_reason=node.memory_reason,
         weights_bytes_per_s=1 / node.seconds_per_byte if node.seconds_per_byte else 0.0,
         overhead_s=node.overhead_s,
@@ -312,6 +319,7 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream if plan else None,
         predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many if plan else None,
         bottleneck=_explain_bottleneck(chain, plan, times, names),
+        cost_told=_explain_cost(state, plan),
         drivers=_view_drivers(state, chain),
         driver_host=current_host(chain),
         driver_host_reason=_explain_driver_host(state, chain, now_s, names),
@@ -321,6 +329,14 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         last_move=chain.last_move,
         is_moving=chain.target is not None,
     )
+
+
+def _explain_cost(state: ClusterState, plan: Placement | None) -> tuple[str, ...]:
+    """Nothing where nobody has said anything: people who do not care are not to be told so all the time."""
+    cost = None if plan is None else cost_of(state, plan, state.placing.price_per_kwh)
+    if cost is None or (cost.watts is None and cost.price_many is None):
+        return ()
+    return cost.told()
 
 
 def _view_moves(state: ClusterState, chain: Chain) -> tuple[MoveView, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from shardcompute.control.cost.tokens import TokenCost
 from shardcompute.control.explain import ModelStatus
 from shardcompute.control.state import ChainStatus, NodeRole, NodeStatus
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
@@ -171,6 +172,14 @@ class NodeView:
     """The class of its results with models that only `transformers` runs; empty: it cannot."""
     exactness: str = ""
     """The class of its results: stages of one class compute the same bits."""
+    watts: float = 0.0
+    """What it draws at work, as its owner says or as it measured; 0: nobody knows."""
+    idle_watts: float = 0.0
+    price_per_hour: float | None = None
+    seeded_bytes: int = 0
+    """What others got of its weights since its process began."""
+    duty: str = ""
+    """In words, what it does for the others besides computing, and why: seeding, verifying; "": nothing."""
     weights_bytes_per_s: float = 0.0
     """How much of any model's weights its device reads, with its backend, for one row; 0: it does not say."""
     overhead_s: float = 0.0
@@ -293,6 +302,8 @@ class ChainView:
     predicted_tokens_per_s_many: float | None = None
     bottleneck: str = ""
     """In words: of the step whose times the stages show, or else as predicted."""
+    cost_told: tuple[str, ...] = ()
+    """What a million tokens take of energy and money, in words; nothing where nobody has said what machines draw."""
     drivers: tuple[DriverView, ...] = ()
     """The nearest first."""
     driver_host: str = ""
@@ -477,6 +488,8 @@ class LeftOut:
     node: str
     name: str
     why: str
+    duty: str = ""
+    """What it would do for the others instead; "": nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,6 +536,27 @@ class PlannedChain:
     """Of the first chain: what each kind of layout is expected to do."""
     reason_of_choice: str = ""
     """Why the chosen one was."""
+    cost: TokenCost | None = None
+    """What a million tokens would take of energy and money, as far as that is known."""
+    cost_told: tuple[str, ...] = ()
+    """The same in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfView:
+    """What machines that are not there would bring, beside what there is."""
+
+    told: str
+    """In one sentence."""
+    assumed: str
+    """What else was taken to be so of them."""
+    is_used: bool
+    """Whether the model would run on any of them."""
+    before: PlannedChain
+    after: PlannedChain
+    kv_tokens_before: int
+    """For how many tokens of all conversations there is memory."""
+    kv_tokens_after: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -542,6 +576,7 @@ class PlanView:
     """What its weights take as files."""
     parts: MemoryParts = MemoryParts()
     """What `memory_bytes` are for."""
+    what_if: WhatIfView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

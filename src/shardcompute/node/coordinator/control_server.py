@@ -40,6 +40,7 @@ from shardcompute.node.coordinator.liveness import LivenessProbe
 from shardcompute.node.coordinator.node_registry import ConnectedNode, NodeRegistry
 from shardcompute.node.coordinator.stalled_steps import StalledSteps
 from shardcompute.node.coordinator.validation import (
+    sane_watts,
     validate_count,
     validate_join,
     validate_report,
@@ -218,7 +219,8 @@ class ControlServer:
                 HeldDraftHead(each.chain, each.size_bytes, shorten(each.problem))
                 for each in message.draft_heads
             )
-            self._heartbeats.put(NodeSeen(node, *beat, heads))
+            watts = (sane_watts(message.busy_watts), sane_watts(message.idle_watts))
+            self._heartbeats.put(NodeSeen(node, *beat, heads, *watts, message.seeded_bytes))
             self._coordinator.later(self._hear_heartbeats)
         elif isinstance(message, NodeEvent):
             self._receive_event(node, pump, decode_event(message.event))

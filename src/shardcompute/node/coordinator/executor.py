@@ -27,6 +27,7 @@ from shardcompute.control.actions import (
     ReportUnservable,
     RetireChain,
     SearchLayout,
+    SeedWeights,
     ShareMemory,
     UnloadShard,
     identity,
@@ -41,12 +42,15 @@ from shardcompute.control.events import (
     LinkBroken,
     LinkProbed,
     NodeLeft,
+    SeedingFailed,
     ShardFailed,
     ShardUnloaded,
     StageStalled,
+    WeightsSeeded,
 )
 from shardcompute.control.state import Node
 from shardcompute.core.errors import ShardComputeError
+from shardcompute.core.fields import shorten
 from shardcompute.node.coordinator.chain_connector import (
     ConnectedEpoch,
     StuckStageError,
@@ -63,6 +67,7 @@ from shardcompute.node.coordinator.layout_search import LayoutSearch
 from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.rpc.commands import (
     FenceOff,
+    HoldLayers,
     Leave,
     LoadLayers,
     NodeCommand,
@@ -79,7 +84,7 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _LOAD_QUIET_S = 900.0
 """So long a load may come no further: every fetch has a deadline of its own, and opening a shard takes a while."""
-_OF_A_MODEL = (LoadShard, ConnectChain, ActivateChain)
+_OF_A_MODEL = (LoadShard, SeedWeights, ConnectChain, ActivateChain)
 
 
 class ActionExecutor:
@@ -124,6 +129,8 @@ class ActionExecutor:
         match action:
             case LoadShard():
                 self._load(action)
+            case SeedWeights():
+                self._seed(action)
             case UnloadShard(node, incarnation, chain, start, stop, tensor):
                 done = ShardUnloaded(node, incarnation, chain, start, stop, tensor)
                 self._command(action, node, UnloadLayers(chain, start, stop, tensor), done)
@@ -171,6 +178,25 @@ class ActionExecutor:
         )
         self._command(action, action.node, command)
         self._coordinator.after(_LOAD_QUIET_S, lambda: self._check_load(action, -1.0))
+
+    def _seed(self, action: SeedWeights) -> None:
+        command = HoldLayers(
+            model=action.model,
+            start=action.start,
+            stop=action.stop,
+            sources=[*(Peer(source.node, source.address) for source in action.sources), self._origin],
+            bytes_per_s=action.bytes_per_s,
+        )
+        node, life = action.node, action.incarnation
+
+        def answered(answer: CommandReply) -> None:
+            if answer.error:
+                now_s = self._coordinator.now_s()
+                self._coordinator.post(SeedingFailed(node, life, shorten(answer.error, 300), now_s))
+            else:
+                self._coordinator.post(WeightsSeeded(node, life, action.model, action.start, action.stop))
+
+        self._registry.command(node, command, answered)
 
     def _check_load(self, action: LoadShard, fraction: float) -> None:
         """A load that came no further since it was looked at last hangs: others are tried, and this one later."""

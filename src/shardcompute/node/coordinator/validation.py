@@ -76,12 +76,17 @@ _OVERHEAD_S = (0.0, 3600.0)
 _RTT_S = (0.0, 3600.0)
 _BYTES_PER_S = (1.0, 1e15)
 _STEP_S = (0.0, 3600.0)
+_WATTS = (0.0, 1e6)
+_PRICE = (0.0, 1e6)
 
 
 def validate_join(event: NodeJoined) -> str | None:
     """A reason to refuse a node that describes itself like this, or None."""
     problems = [
         _out_of("memory", event.memory_bytes, 0, _MOST_BYTES),
+        _out_of("wattage", event.stated_watts, *_WATTS),
+        _out_of("disk for others", event.seed_bytes, 0, _MOST_BYTES),
+        _out_of("price of an hour", event.price_per_hour, *_PRICE),
         _out_of("process's memory", event.process_bytes, 0, _MOST_BYTES),
         _unwordly("holding", event.holding or "-"),
         _out_of("threads", event.threads, 1, _MOST_THREADS),
@@ -124,6 +129,11 @@ def validate_join(event: NodeJoined) -> str | None:
         *(_unwordly("codec", codec) for codec in event.codecs[:_MOST_CODECS]),
     ]
     return next((problem for problem in problems if problem is not None), None)
+
+
+def sane_watts(watts: float) -> float:
+    """What a node says that its machine draws; 0 where that cannot be."""
+    return watts if _out_of("wattage", watts, *_WATTS) is None else 0.0
 
 
 def validate_role(role: NodeRole, admitted: Collection[Role]) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from shardcompute.backends.device_choice import ChosenDevices
 from shardcompute.backends.devices import ComputeDevice, offered_bytes
 from shardcompute.backends.processor import default_threads
+from shardcompute.node.worker.power.terms import PowerTerms
 
 PLACES_FOLDER = "places"
 """In a worker's folder: those of the devices beside the first."""
@@ -37,6 +38,7 @@ class LocalWorker:
     max_memory_bytes: int
     unused: tuple[ComputeDevice, ...] = ()
     """GPUs of the machine that cannot be used; the first worker tells of them."""
+    power: PowerTerms = field(default_factory=PowerTerms)
 
     def command(self, folder: Path) -> tuple[str, ...]:
         """Starts it from `folder`, as a child of whoever runs this."""
@@ -48,6 +50,7 @@ class LocalWorker:
             *("--threads", str(self.threads)),
             *("--max-memory", str(self.max_memory_bytes)),
             *("--found", encode_found(ChosenDevices((self.device,), self.unused))),
+            *self.power.arguments(),
         )
 
 
@@ -72,9 +75,10 @@ def share_machine(
     threads: int | None = None,
     max_memory_bytes: int | None = None,
     title: str = "",
+    power: PowerTerms | None = None,
 ) -> LocalWorkers:
-    """A worker for each device, or `count` of them in turns. What is not chosen is shared out evenly. `title`: what
-    people call the machine."""
+    """A worker for each device, or `count` of them in turns. What is not chosen is shared out evenly, and so is what
+    the machine draws and costs. `title`: what people call the machine."""
     is_cpu_alone = not any(device.is_gpu for device in chosen.devices)
     if count is None and is_cpu_alone:
         count = choose_worker_count(chosen.devices[0].free_bytes)
@@ -91,6 +95,7 @@ def share_machine(
                     device, limit_bytes=max_memory_bytes, sharers=_sharers(device, used)
                 ),
                 unused=chosen.unused if number == 0 else (),
+                power=(power or PowerTerms()).shared_by(count),
             )
             for number, (device, name, place) in enumerate(_named(used, is_cpu_alone=is_cpu_alone))
         )

@@ -44,6 +44,17 @@ class LoadLayers(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         return self.chain, self.start, self.stop, self.tensor
 
 
+class HoldLayers(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Fetch layers `[start, stop)` of a model to the disk, so many bytes a second at most, for others to fetch."""
+
+    model: str
+    start: int
+    stop: int
+    sources: list[Peer]
+    """The last is who serves the model."""
+    bytes_per_s: int
+
+
 class UnloadLayers(msgspec.Struct, frozen=True, tag=True):
     chain: str
     start: int
@@ -375,6 +386,7 @@ class HostDriver(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 WorkerCommand: TypeAlias = (
     LoadLayers
+    | HoldLayers
     | UnloadLayers
     | TakeDraftHead
     | Connect

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from shardcompute.control.events import Event, NodeDrained, NodeJoined, NodeLeft, encode_event
@@ -60,12 +61,22 @@ _MOST_URLS = 8
 FindAgain = Callable[[], Sequence[str]]
 
 
+class HeartbeatFacts(NamedTuple):
+    """What a node says of itself with every heartbeat, see `Heartbeat`."""
+
+    resident_bytes: int = 0
+    kv_used_bytes: int = 0
+    draft_heads: tuple[DraftHeadReport, ...] = ()
+    busy_watts: float = 0.0
+    idle_watts: float = 0.0
+    seeded_bytes: int = 0
+
+
 class ControlClient:
     """Keeps the link. `describe` says what the node is and holds; `carry_out` does what it is told, except to leave,
     in a thread per command; `on_registered` hears the incarnation and the revocations, and may tell what was not
-    heard before; `heartbeat_facts` (resident bytes, KV bytes used, draft heads) are told with
-    every heartbeat; `on_accounts` hears what the coordinator's ledger answers. The node's certificate is renewed over
-    the link.
+    heard before; `heartbeat_facts` are told with every heartbeat; `on_accounts` hears what the coordinator's ledger
+    answers. The node's certificate is renewed over the link.
 
     Where a cluster has several coordinators, the node follows the one that leads: it tries all that it knows in turn,
     learns of others from it (`on_urls`), and does not listen to one whose epoch is over."""
@@ -77,7 +88,7 @@ class ControlClient:
         describe: Callable[[], NodeJoined],
         carry_out: Callable[[NodeCommand], bytes],
         on_registered: Callable[[int, Revocations], None],
-        heartbeat_facts: Callable[[], tuple[int, int, tuple[DraftHeadReport, ...]]] = lambda: (0, 0, ()),
+        heartbeat_facts: Callable[[], HeartbeatFacts] = HeartbeatFacts,
         on_accounts: Callable[[Message], None] = lambda message: None,
         on_urls: Callable[[list[str]], None] = lambda urls: None,
         *,

@@ -38,11 +38,12 @@ from shardcompute.core.process_memory import release_code, return_freed_memory
 from shardcompute.core.settings import Settings
 from shardcompute.core.units import format_bytes
 from shardcompute.models.spec import Stage
-from shardcompute.node.rpc.commands import LoadLayers, Peer, TakeDraftHead
+from shardcompute.node.rpc.commands import HoldLayers, LoadLayers, Peer, TakeDraftHead
 from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_remote_shard
 from shardcompute.node.weights.draft_heads import draft_head_bytes, open_head_drafter
 from shardcompute.node.weights.originals import open_original
 from shardcompute.node.weights.pieces import Supplier
+from shardcompute.node.weights.seeding import fetch_layers
 from shardcompute.node.worker.memory.offer import MemoryOffer, RecoveryPolicy
 from shardcompute.node.worker.ranks.shares import ShareOpening, of_whole_layers
 from shardcompute.node.worker.receipts.claims import ClaimStage
@@ -195,6 +196,22 @@ class ShardLoader:
         supplier = Supplier(origin.node, partial(self._dial, origin), is_origin=True)
         with self._tensors(card, [supplier]) as tensors:
             yield card, tensors
+
+    def hold(self, command: HoldLayers) -> None:
+        """Fetch layers to the disk alone, slowly, for others. What its disk has no room for raises SourceError."""
+        *_, origin = command.sources
+        card = self._fetch_card(origin, command.model)
+        suppliers = [
+            Supplier(each.node, partial(self._dial, each), each is origin) for each in command.sources
+        ]
+        fetch_layers(
+            card,
+            Stage(command.start, command.stop, card.spec.layer_count),
+            suppliers,
+            self._cache,
+            hubs=self._open_hubs(card),
+            bytes_per_s=command.bytes_per_s,
+        )
 
     @contextlib.contextmanager
     def held(self) -> Iterator[tuple[Shard, ...]]:

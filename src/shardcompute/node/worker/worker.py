@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
@@ -42,6 +43,7 @@ from shardcompute.node.rpc.commands import (
     Dismiss,
     ExpectKv,
     FenceOff,
+    HoldLayers,
     LoadLayers,
     NodeCommand,
     Probe,
@@ -54,7 +56,7 @@ from shardcompute.node.rpc.commands import (
     encode_answer,
     encode_rows,
 )
-from shardcompute.node.rpc.control_client import ControlClient, FindAgain
+from shardcompute.node.rpc.control_client import ControlClient, FindAgain, HeartbeatFacts
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
 from shardcompute.node.rpc.whereabouts import Whereabouts
@@ -64,6 +66,8 @@ from shardcompute.node.worker.device_speeds import DeviceSpeeds
 from shardcompute.node.worker.finetuning import FinetuneHost
 from shardcompute.node.worker.memory.offer import RecoveryPolicy
 from shardcompute.node.worker.memory.recovery import OfferRecovery
+from shardcompute.node.worker.power.meter import open_meter
+from shardcompute.node.worker.power.terms import PowerTerms
 from shardcompute.node.worker.ranks.groups import RankGroups
 from shardcompute.node.worker.receipts.claims import claim_stage
 from shardcompute.node.worker.shard_loader import MeasuredShard, ShardLoader, ShardOptions
@@ -126,6 +130,10 @@ class WorkerOptions:
     """When memory that ran out is offered again."""
     conditions: WorkConditions = field(default_factory=WorkConditions)
     """When its owner lets it work."""
+    power: PowerTerms = field(default_factory=PowerTerms)
+    """What its owner says that it draws and costs."""
+    seed_bytes: int = 0
+    """What its disk may hold of weights for others, while no chain needs it."""
     follows_address: bool = False
     """Whether it listens where its coordinator sees it, also when that changes; else where it was told to."""
     find_again: FindAgain = lambda: ()
@@ -259,6 +267,7 @@ class Worker:
         self._cache = ShardCache(options.folder / "shards")
         rate = None if options.max_upload is None else RateLimit(options.max_upload)
         self._weights = WeightsServer(CachedModels(self._cache), rate=rate)
+        self._power = open_meter(options.device, options.power.sharers)
         self._speeds = DeviceSpeeds(
             DeviceKey(options.device.label, options.device.backend, options.device.name, options.threads),
             SpeedBook(options.folder / "speeds.json"),
@@ -337,7 +346,7 @@ class Worker:
             self._describe,
             self._carry_out,
             self._registered,
-            lambda: (resident_bytes(), self._loader.kv_used_bytes(), self._loader.draft_heads()),
+            self._heartbeat_facts,
             on_urls=lambda urls: remember_urls(credentials, urls),
             whereabouts=Whereabouts(self._endpoint, follows=options.follows_address),
             find_again=options.find_again,
@@ -471,7 +480,21 @@ class Worker:
                 process_bytes=self._options.process_bytes,
                 rest_reason=self._rest[0],
                 is_at_rest=self._rest[1],
+                stated_watts=self._options.power.watts or 0.0,
+                price_per_hour=self._options.power.price_per_hour,
+                seed_bytes=self._options.seed_bytes,
             )
+
+    def _heartbeat_facts(self) -> HeartbeatFacts:
+        self._power.look(time.monotonic(), self._stages.computed_s)
+        return HeartbeatFacts(
+            resident_bytes(),
+            self._loader.kv_used_bytes(),
+            self._loader.draft_heads(),
+            self._power.busy_watts,
+            self._power.idle_watts,
+            sum(self._weights.sent_bytes().values()),
+        )
 
     def _registered(self, incarnation: int, revocations: Revocations) -> None:
         self._endpoint.heed(revocations)
@@ -484,6 +507,8 @@ class Worker:
     def _carry_out(self, command: NodeCommand) -> bytes:
         if isinstance(command, LoadLayers):
             self._load(command)
+        elif isinstance(command, HoldLayers):
+            self._loader.hold(command)
         elif isinstance(command, UnloadLayers):
             self._loader.unload(command.place)
             self._speeds.unloaded(command.place)

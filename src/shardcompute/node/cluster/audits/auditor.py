@@ -21,6 +21,7 @@ import numpy as np
 from shardcompute.backends.exactness import with_kv
 from shardcompute.backends.matrix import Array
 from shardcompute.control.events import AuditSettled
+from shardcompute.control.roles.seeding import computing_nodes
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, ClusterState, Model, Node
 from shardcompute.control.transitions.state_updates import claimed_bytes
@@ -277,7 +278,8 @@ class Auditor:
         return pieces
 
     def _next_auditor(self, draw: _Draw, used: list[str]) -> Node | None:
-        """Who can compute these layers: of the same class first, then who holds them, then of the best reputation."""
+        """Who can compute these layers: of the same class first, then who computes for no ring, which is not to be
+        slowed down, then who holds them, then of the best reputation."""
         state, claim = self._coordinator.state, draw.stage.claim
         requested = state.models.get(claim.model)
         if requested is None:
@@ -295,11 +297,13 @@ class Auditor:
         if not found:
             return None
 
-        def preference(node: Node) -> tuple[bool, bool, bool, float, str]:
+        computing = computing_nodes(state)
+
+        def preference(node: Node) -> tuple[bool, bool, bool, bool, float, str]:
             is_same = self._class_of(node, draw) == claim.exactness
             holds = any(held.start == claim.start and held.stop == claim.stop for held in node.shards)
             takes_part = any(node.id == stage.claim.node for stage in draw.answer.stages)
-            return not is_same, not holds, takes_part, -node.reputation, node.id
+            return not is_same, node.id in computing, not holds, takes_part, -node.reputation, node.id
 
         chosen = min(found, key=preference)
         used.append(chosen.id)

@@ -124,6 +124,11 @@ class StageServer:
     def shards(self) -> dict[ShardKey, StageRuntime]:
         return self._slots.shards()
 
+    @property
+    def computed_s(self) -> float:
+        """Seconds of all steps so far."""
+        return self._loop.computed_s
+
     def kv_usages(self) -> list[KvUsage]:
         """Of all shards."""
         return [*(runtime.kv_usage() for runtime in self.shards().values()), *self._ranks.kv_usages()]

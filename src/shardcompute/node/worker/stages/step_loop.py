@@ -117,6 +117,8 @@ class StepLoop:
         self._begun: _Begun | None = None
         """The step that is under way, and when the one before was done; of the computing thread alone."""
         self._done_s = 0.0
+        self.computed_s = 0.0
+        """By all steps, for whoever wants to know how busy this is."""
         self._thread = threading.Thread(target=self._serve, name="stages", daemon=True)
 
     def start(self) -> None:
@@ -393,6 +395,7 @@ class StepLoop:
         return {"exchange_s": leader.exchange_s, "slowest": slowest}
 
     def _observe_pace(self, slot: StageSlot, work: Sequence[SessionRows], seconds: float) -> None:
+        self.computed_s += seconds
         for key, pace in self._slots.paces_of(slot):
             context = sum(part.start * len(part.ids) for part in work)
             changed = pace.observe(sum(len(part.ids) for part in work), context, seconds, self._done_s)

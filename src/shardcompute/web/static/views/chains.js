@@ -44,7 +44,8 @@ function makeChain(chain) {
     keyed(standbys, now.standbys, (stage) => `${stage.node} ${stage.start}`, makeStage, (item, stage) => item.refresh(stage, count, true));
     const reason = now.status === "ready" ? now.bottleneck : now.reason || now.bottleneck;
     const short = now.missing_bytes ? ` ${bytes(now.missing_bytes)} are missing.` : "";
-    say(words, reason ? `${sentence(reason)}${short}${driversOf(now)}${draftersOf(now)}` : short.trim());
+    const cost = (now.cost_told ?? []).map((line) => ` ${sentence(line)}`).join("");
+    say(words, reason ? `${sentence(reason)}${short}${cost}${driversOf(now)}${draftersOf(now)}` : short.trim());
     words.hidden = !words.textContent;
   };
   return card;

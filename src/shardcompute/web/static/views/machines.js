@@ -109,7 +109,7 @@ function words(node, view) {
   const isSpare = node.layers.length > 0 && node.layers.every((each) => spare.includes(`${node.id} ${each.chain} ${each.start}`));
   const held = node.layers.map((each) => `${layers(each.start, each.stop)}${view.models.length > 1 ? ` of ${each.model}` : ""}`);
   if (held.length) return `${node.is_standby || isSpare ? "stands by with" : "holds"} ${held.join(", ")}`;
-  return node.is_standby ? "stands by" : "has nothing to do";
+  return node.duty || (node.is_standby ? "stands by" : "has nothing to do");
 }
 
 // Whoever is dialled where it says needs no word for it.

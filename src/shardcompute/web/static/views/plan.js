@@ -76,7 +76,7 @@ function replacing({ replaces }) {
 function drawChain(chain, index, plan) {
   const title = plan.chains.length > 1 ? h("h3", {}, `Chain ${index + 1}`) : "";
   const weighed = (chain.alternatives ?? []).map((each) => `${each.kind}: ${each.layout}, ${rate(each.predicted_tokens_per_s_one_stream)} for one stream, ${rate(each.predicted_tokens_per_s_many)} for many${each.is_chosen ? " ← chosen" : ""}`);
-  const reasons = h("ul", { class: "reasons" }, [...(weighed.length > 1 ? [...weighed, sentence(chain.reason_of_choice)] : []), ...chain.reasons, ...chain.left_out.map((node) => `${node.name} is left out: ${node.why}`)].slice(0, 16).map((text) => h("li", {}, text)));
+  const reasons = h("ul", { class: "reasons" }, [...(weighed.length > 1 ? [...weighed, sentence(chain.reason_of_choice)] : []), ...chain.reasons, ...chain.left_out.map((node) => `${node.name} is left out: ${node.why}${node.duty ? `; it ${node.duty}` : ""}`)].slice(0, 16).map((text) => h("li", {}, text)));
   if (!chain.is_possible) {
     return h("div", { class: "plan" }, title, h("p", { class: "bad" }, `It does not fit: ${bytes(chain.missing_bytes)} are missing. Join another machine, or choose a smaller form.`), reasons);
   }
@@ -91,5 +91,6 @@ function drawChain(chain, index, plan) {
     h("div", { class: "speeds" },
       h("div", {}, h("b", { class: "number" }, rate(chain.predicted_tokens_per_s_one_stream)), h("span", { class: "muted small" }, "expected for one stream")),
       h("div", {}, h("b", { class: "number" }, rate(chain.predicted_tokens_per_s_many)), h("span", { class: "muted small" }, "for many at once"))),
-    h("p", { class: "small bottleneck" }, sentence(chain.bottleneck)), reasons);
+    h("p", { class: "small bottleneck" }, sentence(chain.bottleneck)),
+    (chain.cost_told ?? []).length ? h("p", { class: "small muted cost" }, chain.cost_told.map(sentence).join(" ")) : "", reasons);
 }

@@ -1,0 +1,1 @@
+"""Roles of machines that no ring needs: what they do for the others, assigned by measurement. Pure."""
