@@ -67,7 +67,7 @@ def measure_form(
     losses, hits = 0.0, 0
     tokens = sum(len(text.ids) - 1 for text in texts)
     for number, text in enumerate(texts, start=1):
-        loss, is_hit = _score(executor, text)
+        loss, is_hit = score_text(executor, text)
         losses += loss
         hits += is_hit
         if number % 50 == 0:
@@ -126,7 +126,7 @@ def _changes(metric: str, results: Sequence[Result], base: float) -> list[Result
     ]
 
 
-def _score(executor: Executor, text: Text) -> tuple[float, bool]:
+def score_text(executor: Executor, text: Text) -> tuple[float, bool]:
     """The sum of negative log-likelihoods, and whether the last word is what greedy decoding writes."""
     count = len(text.ids) - 1
     logits = executor.step([Segment(0, 0, count, count)], text.ids[:-1])

@@ -30,6 +30,7 @@ from shardcompute.cli.tools.bench_serve import serve
 from shardcompute.cli.tools.bench_soak import prefix, soak
 from shardcompute.cli.tools.bench_tensor import tensor
 from shardcompute.cli.tools.bench_wan import wan
+from shardcompute.cli.tools.reruns.paper import paper
 
 app = typer.Typer(help="Measure, with raw results as JSON.", no_args_is_help=True)
 
@@ -399,6 +400,7 @@ def finetune(
 
 
 app.command()(wan)
+app.command()(paper)
 app.command()(soak)
 app.command()(prefix)
 app.command()(faults)
@@ -423,9 +425,10 @@ def placement(
     methods: Annotated[
         str,
         typer.Option(
-            help="plan (all that a plan takes), random, greedy, local-search, annealing, brkga, brkga-warm, exact."
+            help="plan (all that a plan takes), random, greedy, local-search, annealing, brkga, brkga-warm, "
+            "cp-sat (needs shardcompute[planner]), exact."
         ),
-    ] = "plan,random,greedy,local-search,annealing,brkga,brkga-warm,exact",
+    ] = "plan,random,greedy,local-search,annealing,brkga,brkga-warm,cp-sat,exact",
     prefer: Annotated[Preference, typer.Option(help="What is worth most.")] = Preference.BALANCED,
     schemes: Annotated[
         int, typer.Option(min=0, help="Layouts in the library of computed ones; 0: none.")
@@ -433,6 +436,9 @@ def placement(
     drifts: Annotated[
         str, typer.Option(help="By how much links change later, separated by commas.")
     ] = "0.1,0.5",
+    graphs: Annotated[
+        int, typer.Option(min=0, help="Clusters over which graphs that are no chain are sliced; 0: none.")
+    ] = 9,
     json_file: JsonFile = None,
 ) -> None:
     """Every method on the same made-up clusters: how near it comes to what no layout can exceed, and its CPU time."""
@@ -450,14 +456,18 @@ def placement(
         latency_weight=LATENCY_WEIGHTS[prefer],
         schemes=schemes,
         drifts=[float(part) for part in drifts.split(",") if part],
+        graphs=graphs,
     )
     with BenchProgress() as say:
         results, runs = run_placement_bench(bench, say)
     recalls = [each for each in results if "asked" in each.labels]
-    placed = [each for each in results if "asked" not in each.labels]
+    sliced = [each for each in results if "graph" in each.labels]
+    placed = [each for each in results if "machines" in each.labels and "asked" not in each.labels]
     typer.echo(render_results(placed, "method", labels=("machines",), tables=("room",)))
     if recalls:
         typer.echo(render_results(recalls, "method", labels=("asked", "machines"), tables=("room",)))
+    if sliced:
+        typer.echo(render_results(sliced, "method", labels=("graph",)))
     write_results(json_file, {"results": listed(results), "runs": [asdict(run) for run in runs]})
 
 

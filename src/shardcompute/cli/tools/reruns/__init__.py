@@ -1,0 +1,1 @@
+"""Published measurements, run again with what is here."""
