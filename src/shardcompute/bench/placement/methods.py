@@ -13,6 +13,7 @@ import numpy as np
 from shardcompute.bench.placement.brkga import evolve
 from shardcompute.control.solver.annealing import Annealing
 from shardcompute.control.solver.bounds import bound_layouts
+from shardcompute.control.solver.cp_sat import has_cp_sat, improve_by_cp_sat
 from shardcompute.control.solver.held_karp import EXACT_LIMIT, LayoutTable
 from shardcompute.control.solver.multi_start import search_orders, times_around
 from shardcompute.control.solver.space import CountedOrder, Floats, OrderCosts, SearchSpace
@@ -110,6 +111,22 @@ def place_by_warm_genetics(problem: Problem) -> Order | None:
     return _order(evolve(problem.costs, times_s, problem.seed, warm=warm, should_stop=is_over))
 
 
+def place_by_cp_sat(problem: Problem) -> Order | None:
+    """Local search, and then CP-SAT hinted with its result; None without `ortools`."""
+    if not has_cp_sat():
+        return None
+    found = search_orders(problem.space, bound_layouts(problem.space)[1])
+    if not found:
+        return None
+    best = found[0]
+    for factor in _WALK_BOUNDS:
+        bound_s = found[0].bottleneck_s * factor
+        best = improve_by_cp_sat(
+            problem.costs, best, bound_s, budget_s=problem.budget_s / len(_WALK_BOUNDS), seed=problem.seed
+        )
+    return best.order
+
+
 def place_exactly(problem: Problem) -> Order | None:
     """Held-Karp for several times of the slowest stage; None of more machines than it can do."""
     space = problem.space
@@ -132,6 +149,7 @@ METHODS: Mapping[str, Method] = {
     "annealing": place_by_annealing,
     "brkga": place_by_genetics,
     "brkga-warm": place_by_warm_genetics,
+    "cp-sat": place_by_cp_sat,
     "exact": place_exactly,
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from shardcompute.bench.placement.graphs import measure_graphs
 from shardcompute.bench.placement.instances import ROOMS, drift, make_instance
 from shardcompute.bench.placement.library import KEYS, LayoutLibrary
 from shardcompute.bench.placement.methods import METHODS, Problem, place_by_local_search, spread_times
@@ -44,6 +45,8 @@ class PlacementBench:
     latency_weight: float
     schemes: int
     drifts: Sequence[float]
+    graphs: int = 0
+    """Over so many clusters graphs that are no chain are sliced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ def run_placement_bench(bench: PlacementBench, say: Say) -> tuple[list[Result], 
         for room in bench.rooms
         for result in measure_library(bench, policy, machines, room, say)
     ]
-    return [*_medians(runs), *libraries], runs
+    graphs = measure_graphs(bench.graphs) if bench.graphs else ()
+    return [*_medians(runs), *libraries, *graphs], runs
 
 
 def _measure(
@@ -125,7 +129,7 @@ def _medians(runs: Sequence[MethodRun]) -> Iterator[Result]:
         if values:
             yield Result("value of the bound", 100 * statistics.median(values), "%", labels)
             yield Result("worst value", 100 * min(values), "%", labels)
-        if values or method != "exact":
+        if values or method not in ("exact", "cp-sat"):
             yield Result("found", len(values), f"of {len(alike)} clusters", labels)
             yield Result("CPU time", 1000 * statistics.median(run.cpu_s for run in alike), "ms", labels)
 

@@ -35,6 +35,7 @@ from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.sizes import Sizes
 from shardcompute.control.solver.annealing import Annealing
 from shardcompute.control.solver.bounds import Bound, Box, bound_layouts
+from shardcompute.control.solver.cp_sat import has_cp_sat, improve_by_cp_sat
 from shardcompute.control.solver.cutting import Edges, best_edges
 from shardcompute.control.solver.held_karp import EXACT_LIMIT, LayoutTable, fastest_layout
 from shardcompute.control.solver.multi_start import search_orders, times_around
@@ -57,6 +58,8 @@ _CUT_FOR = 2
 _WALKS = 6
 _WALK_MOVES = 30_000
 _THROUGHPUT_ALONE = 0.01
+_CP_SAT_S = 5.0
+"""Of the seconds that a search in the background has."""
 _PROVEN = 0.005
 """A layout that is within so much of the bound is not worth searching for a better one."""
 
@@ -158,6 +161,7 @@ class Search:
             self._climb(self._quick_work // STEP_WORK)
         if not is_few and not self._is_quick and not self._is_over():
             self._climb(_THOROUGH_STEPS)
+            self._constrain()
             self._anneal()
 
     def _climb(self, steps: int) -> None:
@@ -187,6 +191,23 @@ class Search:
                 self._keep(layout.order, layout.edges)
         if self.best is not None:
             self._try_order(self._order_of(self.best))
+
+    def _constrain(self) -> None:
+        """By CP-SAT, where it is there, from the best that is known and for a part of the time."""
+        if self.best is None or self._is_over() or not has_cp_sat():
+            return
+        bound_s = self.best.worth.bottleneck_s * 1.06
+        start = self._costs.judge(np.array(self._order_of(self.best)), times_around(bound_s))
+        found = improve_by_cp_sat(
+            self._costs,
+            start,
+            bound_s,
+            budget_s=_CP_SAT_S,
+            least=self._min_machines,
+            most=self._max_machines,
+            should_stop=self._should_stop,
+        )
+        self._try_order(found.order)
 
     def _anneal(self) -> None:
         """From the best that is known, several times."""
