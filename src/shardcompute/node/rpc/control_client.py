@@ -94,17 +94,15 @@ class ControlClient:
         *,
         whereabouts: Whereabouts | None = None,
         find_again: FindAgain = lambda: (),
-        seeded_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`find_again` says where else the coordinator may be, when it is at none of its addresses for a while;
-        `seeded_bytes`, what the node has sent to others of weights, is for the ledger."""
+        """`find_again` says where else the coordinator may be, when it is at none of its addresses for a while."""
         self._whereabouts = whereabouts or Whereabouts(endpoint, follows=False)
         self._find_again = find_again
         self._found: list[str] = []
         """Addresses that nobody has told us of, and that were not tried yet."""
         self._endpoint = endpoint
         self._renewal = CertificateRenewal(endpoint)
-        self._ledger = LedgerFollower(lambda: endpoint.credentials, seeded_bytes)
+        self._ledger = LedgerFollower(lambda: endpoint.credentials, lambda: heartbeat_facts().seeded_bytes)
         self._urls = list(urls)
         self._url = self._urls[0]
         """The one that was tried last."""

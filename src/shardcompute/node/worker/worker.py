@@ -350,7 +350,6 @@ class Worker:
             on_urls=lambda urls: remember_urls(credentials, urls),
             whereabouts=Whereabouts(self._endpoint, follows=options.follows_address),
             find_again=options.find_again,
-            seeded_bytes=lambda: sum(self._weights.sent_bytes().values()),
         )
         self._watch: ConditionWatch | None = None
         if options.conditions.has_any:
