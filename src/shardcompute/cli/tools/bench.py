@@ -13,7 +13,7 @@ import typer
 
 from shardcompute.cli.options.cluster import Preference
 from shardcompute.cli.tools.bench_collectives import collectives
-from shardcompute.cli.tools.bench_faults import faults
+from shardcompute.cli.tools.bench_faults import drift, faults
 from shardcompute.cli.tools.bench_reach import reach
 from shardcompute.cli.tools.bench_run import (
     BenchProgress,
@@ -403,6 +403,7 @@ app.command()(wan)
 app.command()(paper)
 app.command()(soak)
 app.command()(prefix)
+app.command()(drift)
 app.command()(faults)
 app.command()(serve)
 app.command()(collectives)
