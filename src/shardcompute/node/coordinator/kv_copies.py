@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardcompute.backends.exactness import parse_class
 from shardcompute.control.actions import ConnectChain, CopyKv, StageAddress
 from shardcompute.control.state import Assignment, ClusterState
+from shardcompute.control.watch.kv_travel import estimate_travel
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.node.coordinator.node_registry import NodeRegistry, await_answer
 from shardcompute.node.rpc.commands import ExpectKv, KvHolder, Peer, SendKv
@@ -45,6 +47,7 @@ def copy_kv(action: CopyKv, state: ClusterState, registry: NodeRegistry) -> KvCo
     """Have sessions sent to where a chain is moving. LinkError, and why, where they will be replayed instead. Waits for
     others: call it in the background."""
     _check_alike(action, state)
+    until_s = time.monotonic() + min(_COPY_S, _worth_waiting_s(action, state))
     number = secrets.randbelow(_MOST_NUMBERS - 1) + 1
     before = tuple(stage.assignment for stage in action.stages)
     new = [stage for stage in action.target if stage.assignment not in before]
@@ -57,8 +60,16 @@ def copy_kv(action: CopyKv, state: ClusterState, registry: NodeRegistry) -> KvCo
         if (targets := _parts(stage, new))
     ]
     for node, answer in sent:
-        await_answer(node, answer, _COPY_S)
+        await_answer(node, answer, max(0.0, until_s - time.monotonic()))
     return KvCopy(number, action.epoch, before, tuple(stage.assignment for stage in action.target))
+
+
+def _worth_waiting_s(action: CopyKv, state: ClusterState) -> float:
+    """LinkError where sessions are sooner computed again than sent."""
+    travel = estimate_travel(state, state.chains[action.chain], [stage.assignment for stage in action.target])
+    if not travel.pays:
+        raise LinkError(travel.words)
+    return travel.limit_s
 
 
 def _expectation(action: CopyKv, stage: StageAddress, number: int) -> ExpectKv:
