@@ -36,6 +36,7 @@ from shardcompute.control.transitions.move_transitions import (
     record_end,
     record_made,
     record_plan,
+    standbys_after,
 )
 from shardcompute.control.transitions.node_transitions import MEMBERSHIP
 from shardcompute.control.transitions.shard_transitions import SHARDS
@@ -109,7 +110,7 @@ def _reshape(state: ClusterState, event: happened.ChainReshaped) -> ClusterState
         chain,
         epoch=event.epoch,
         stages=event.stages,
-        standbys=tuple(standby for standby in chain.standbys if standby not in event.stages),
+        standbys=standbys_after(state, chain, event.stages),
         status=_status_of_reshaped(chain),
         is_interrupted=False,
         reason=event.reason,

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from shardcompute.control import events as happened
-from shardcompute.control.state import Chain, ClusterState, Move
+from shardcompute.control.state import Assignment, Chain, ClusterState, Move
 from shardcompute.control.transitions.state_updates import forget_moves
 
 _KEPT = 32
@@ -49,6 +49,24 @@ def _with_last_open(state: ClusterState, chain: Chain, change: Callable[[Move], 
     last = max(index for index, each in enumerate(is_open) if each)
     moves = [change(each) if index == last else each for index, each in enumerate(state.moves)]
     return replace(state, moves=tuple(moves))
+
+
+def standbys_after(
+    state: ClusterState, chain: Chain, stages: tuple[Assignment, ...]
+) -> tuple[Assignment, ...]:
+    """What is held in reserve once a chain has these stages. A machine whose whole stage another takes over has its
+    layers already: dropping them would mean to fetch them again, over the lines of those who serve."""
+    kept = [each for each in chain.standbys if each not in stages]
+    if chain.is_interrupted or chain.status != "ready":
+        return tuple(kept)
+    serving = {node for stage in stages for node in stage.members}
+    wanted = {(stage.start, stage.stop) for stage in stages} - {(each.start, each.stop) for each in kept}
+    for stage in chain.stages:
+        node = state.nodes.get(stage.node)
+        is_free = node is not None and node.status == "ready"
+        if is_free and not stage.ranks and stage.node not in serving and (stage.start, stage.stop) in wanted:
+            kept.append(stage)
+    return tuple(kept)
 
 
 def lives_after(chain: Chain, now_s: float) -> tuple[float, ...]:

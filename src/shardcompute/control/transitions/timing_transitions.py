@@ -69,8 +69,8 @@ def _time_ring(state: ClusterState, event: happened.RingTimed) -> ClusterState:
 
 def _doubted(state: ClusterState, chain: Chain, ring: RingTime, now_s: float) -> RingTime:
     """With the links that are to be measured anew, where all of them together have drifted."""
-    if ring.wire is None or not ring.wire.is_settled:
-        return ring
+    if ring.wire is None or not ring.wire.is_settled or chain.target is not None:
+        return ring  # where weights and sessions travel, lines are slower for that
     if not ring.usual_wire_s:
         return replace(ring, usual_wire_s=ring.wire.level)
     shifted_s = ring.wire.shift_from(ring.usual_wire_s, _RING_DRIFT)
