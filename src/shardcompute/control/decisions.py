@@ -50,9 +50,17 @@ def _is_worth_waiting_for(state: ClusterState, id: str, now_s: float) -> bool:
 def which_chain_is_surplus(state: ClusterState, now_s: float) -> Event | None:
     for name in sorted(state.models):
         requested, chains = state.models[name], state.live_chains(name)
-        wanted = requested.chain_count if requested.is_wanted else 0
+        wanted, leaving = requested.wanted_chains, requested.leaving_chain
         if len(chains) > wanted:
-            worst = max(chains, key=lambda chain: (chain.is_interrupted, chain.status != "ready", chain.id))
+            worst = max(
+                chains,
+                key=lambda chain: (
+                    chain.id == leaving,
+                    chain.is_interrupted,
+                    chain.status != "ready",
+                    chain.id,
+                ),
+            )
             reason = "the model is no longer wanted" if wanted == 0 else "fewer chains are wanted"
             return ChainRetired(worst.id, reason)
     return None
@@ -106,9 +114,15 @@ def repair(state: ClusterState, chain: Chain, now_s: float) -> Replacement | Unp
 def which_chain_is_missing(state: ClusterState, now_s: float) -> Event | None:
     for name in sorted(state.models):
         requested = state.models[name]
-        missing = requested.chain_count - len(state.live_chains(name))
-        if requested.is_wanted and missing > 0:
-            placement = place_next_chain(state, name, missing, now_s)
+        live = len(state.live_chains(name))
+        if requested.wanted_chains > live:
+            missing = requested.chain_count - live
+            # One more for many who ask is worth something on machines of its own only.
+            placement = (
+                place_next_chain(state, name, missing, now_s)
+                if missing > 0
+                else place(placement_request(state, requested.model, now_s))
+            )
             if isinstance(placement, Placement):
                 id = f"{name}#{state.chains_planned + 1}"
                 # With other adapters, or another number of KV tokens, the weights are where they were.

@@ -247,6 +247,24 @@ class LayoutKept(Struct, frozen=True, tag=True):
     is_kept: bool
 
 
+class CopiesWanted(Struct, frozen=True, tag=True):
+    """So many copies of a model more than were asked for, and which of them takes nobody new."""
+
+    model: str
+    extra_chains: int
+    leaving: str
+    reason: str
+    now_s: float
+
+
+class DemandSeen(Struct, frozen=True, tag=True):
+    """How many answers of each of a model's chains run or wait."""
+
+    model: str
+    sessions: dict[str, int]
+    now_s: float
+
+
 class ChainPlanned(Struct, frozen=True, tag=True):
     chain: str
     model: str
@@ -527,6 +545,8 @@ Event = (
     | ModelRequested
     | ModelDropped
     | LayoutKept
+    | CopiesWanted
+    | DemandSeen
     | ChainPlanned
     | ChainReshaped
     | MovePlanned
@@ -574,6 +594,7 @@ _FLEETING = (
     SeedingFailed,
     StageTimed,
     RingTimed,
+    DemandSeen,
     LinkProbed,
     DriverAttached,
     DriverDetached,

@@ -65,6 +65,7 @@ from shardcompute.control.state import (
 from shardcompute.control.transitions.apply import apply
 from shardcompute.control.transitions.link_transitions import probe_commands, which_link_fails
 from shardcompute.control.transitions.state_updates import claims_on
+from shardcompute.control.watch.copies import which_copies_are_wanted
 from shardcompute.control.watch.drift import probes_of_doubtful_links, which_stage_has_drifted
 from shardcompute.control.watch.quiet import Rest, rest
 from shardcompute.control.wording import loading_in_words
@@ -77,6 +78,7 @@ _WATCHING: tuple[Question, ...] = (
     who_is_suspected_or_lost,
     which_stage_has_drifted,
     which_move_is_judged,
+    which_copies_are_wanted,
 )
 """Asked at every look; what they depend on comes with heartbeats and steps."""
 _PLANNING: tuple[Question, ...] = (
@@ -110,7 +112,9 @@ def decide(state: ClusterState, now_s: float) -> tuple[ClusterState, list[Event]
     """All decisions due now, and the state after them."""
     events: list[Event] = []
     # Far more than any cluster needs at once: a guard, so that two answers can never undo each other forever.
-    limit = 8 * (len(state.nodes) + len(state.chains) + sum(m.chain_count for m in state.models.values()) + 1)
+    limit = 8 * (
+        len(state.nodes) + len(state.chains) + sum(m.wanted_chains for m in state.models.values()) + 1
+    )
     while len(events) < limit:
         event = _first(_WATCHING + _PLANNING, state, now_s)
         if event is None:

@@ -56,7 +56,8 @@ class PlacementPolicy(Struct, frozen=True):
     default_seconds_per_byte: float = 1e-10
     """Of a machine that nobody has measured yet: it reads 10 GB of weights a second."""
     usual_service_factor: float = 1.25
-    """So much slower than just after loading steps may be in service on a machine that has no trouble."""
+    """So much slower than just after loading steps may be in service on a machine that has no trouble, where no other
+    serves to compare it with."""
     tensor_min_gain: float = 0.05
     """Machines compute a stage together only for at least this much more worth than without: exchanges are predicted,
     and nobody has tried them yet."""
@@ -87,6 +88,14 @@ class PlacementPolicy(Struct, frozen=True):
     """After so long without a move the next one is judged like a first."""
     price_per_kwh: float | None = None
     """What electricity costs; for people to see, nothing is decided by it. None: nobody has said."""
+    most_chains: int = 0
+    """So many copies of a model there may be while many ask, whatever smaller number was asked for; 0: just that."""
+    sessions_per_chain: int = 8
+    """Answers at once that a copy serves well; where more ask for a while, one more copy does."""
+    crowded_s: float = 15.0
+    calm_s: float = 300.0
+    """So long there must be too many answers for a copy more, and few enough, by half, for one less; also since the
+    last change."""
     drivers: DriverPlacementMode = "auto"
     """Where a chain's driver may sit: wherever the ring is clearly shorter, or with the coordinator alone."""
     driver_min_gain: float = 0.1

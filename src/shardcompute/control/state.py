@@ -442,6 +442,39 @@ class RequestedModel(Struct, frozen=True):
     """How a person asked for it to be cut."""
     is_kept: bool = False
     """A person wants its layouts to stay as they are: only what fails, or is to be emptied, is replaced."""
+    extra_chains: int = 0
+    """Beyond `chain_count`, because so many ask (see `watch.copies`)."""
+    leaving_chain: str = ""
+    """The one that takes nobody new, because fewer do."""
+    copies_reason: str = ""
+    copies_s: float = 0.0
+    """When that last changed."""
+
+    @property
+    def wanted_chains(self) -> int:
+        return self.chain_count + self.extra_chains if self.is_wanted else 0
+
+
+class Demand(Struct, frozen=True):
+    """How many answers of a model run or wait, as the coordinator's own driver last saw it."""
+
+    sessions: dict[str, int] = {}
+    """By chain."""
+    seen_s: float = 0.0
+    crowded_s: float = 0.0
+    """Since when there are more than the copies serve well; 0: there are not."""
+    calm_s: float = 0.0
+    """Since when one copy fewer would do, by far; 0: it would not."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.sessions.values())
+
+    def is_crowded_for(self, seconds: float, now_s: float) -> bool:
+        return self.crowded_s > 0 and now_s - self.crowded_s >= seconds
+
+    def is_calm_for(self, seconds: float, now_s: float) -> bool:
+        return self.calm_s > 0 and now_s - self.calm_s >= seconds
 
 
 class RankSeat(Struct, frozen=True):
@@ -667,6 +700,8 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     moves: tuple[Move, ...] = ()
     """The last ones, oldest first."""
     moves_planned: int = 0
+    demand: dict[str, Demand] = {}
+    """By model; a restart begins anew."""
     audits: dict[str, AuditShard] = {}
     """Those under way, by the name of the chain that they look like; a restart ends them."""
 

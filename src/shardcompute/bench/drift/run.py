@@ -123,23 +123,22 @@ def _run_one(bench: DriftBench, fault: str, say: Say) -> DriftOutcome:
         )
         with wan_cluster(network, bench.serving) as cluster:
             ready_s = time.monotonic()
-            standby = _await_standby(cluster)
+            _await_standby(cluster)
             say(f"{fault}: {bench.streams} streams, {bench.noise:.0%} noise, nothing else")
             with _noise(bench, cluster) as noise, load(cluster, bench.streams, bench.tokens) as seen:
-                return _watch(bench, cluster, fault, standby, (ready_s, noise, seen), say)
+                return _watch(bench, cluster, fault, (ready_s, noise, seen), say)
 
 
 def _watch(
     bench: DriftBench,
     cluster: WanCluster,
     fault: str,
-    victim: str,
     watched: tuple[float, Mapping[str, ExitStack], Load],
     say: Say,
 ) -> DriftOutcome:
     ready_s, noise, seen = watched
     _sleep_until(max(ready_s + bench.steady_s, time.monotonic() + _RATE_S + _AFTER_MOVE_S), seen)
-    moves_before = _chain(cluster)["moves"]
+    moves_before, victim = _chain(cluster)["moves"], _await_standby(cluster)
     began_s = time.monotonic()
     before = seen.rate(began_s - _RATE_S, began_s)
     say(f"{fault}: {len(moves_before)} moves so far, {before:.1f} tokens/s; now {victim} changes")

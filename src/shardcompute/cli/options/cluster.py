@@ -265,6 +265,18 @@ Chains = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+MostChains = Annotated[
+    int | None,
+    typer.Option(
+        "--most-chains",
+        metavar="N",
+        min=1,
+        max=64,
+        help="While many ask, add copies of a model on machines that have nothing else to do, up to so many; they are "
+        "dropped again when fewer ask. By default none beyond --chains.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 ViaCoordinator = Annotated[
     bool,
     typer.Option(
@@ -373,6 +385,7 @@ class ClusterArguments:
     advertise: Advertise = None
     announce: Announce = None
     chains: Chains = None
+    most_chains: MostChains = None
     prefer: Prefer = None
     price_kwh: PriceKwh = None
     driver_placement: DriverPlacement = None

@@ -131,6 +131,7 @@ class ClusterPlan:
                 drivers=(given.driver_placement or DriverPlacementOption.AUTO).value,
                 moves_kv=not given.replay_moves,
                 price_per_kwh=given.price_kwh,
+                most_chains=given.most_chains or 0,
             ),
             wire=check_wire(EXACT if given.wire is None else given.wire),
             transports=open_transports(self.shape),

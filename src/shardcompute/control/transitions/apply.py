@@ -29,6 +29,7 @@ from shardcompute.control.state import (
     is_loaded,
 )
 from shardcompute.control.transitions.audit_transitions import AUDITS
+from shardcompute.control.transitions.copies_transitions import COPIES
 from shardcompute.control.transitions.link_transitions import LINKS, without_breaks
 from shardcompute.control.transitions.move_transitions import (
     MOVING,
@@ -72,8 +73,8 @@ def _request(state: ClusterState, event: happened.ModelRequested) -> ClusterStat
     asked = event.parallel or (None if old is None else old.parallel)
     if asked is not None:
         requested = replace(requested, parallel=asked)
-    if old is not None and old.is_kept:
-        requested = replace(requested, is_kept=True)
+    if old is not None:
+        requested = replace(requested, is_kept=old.is_kept, extra_chains=old.extra_chains)
     return forget_moves(replace(state, models={**state.models, model.name: requested}))
 
 
@@ -315,6 +316,7 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     **TIMES,
     **MOVING,
     **AUDITS,
+    **COPIES,
     happened.StateRemembered: _remember,
     happened.ModelRequested: _request,
     happened.ModelDropped: _drop,

@@ -31,4 +31,4 @@ def memorable(state: ClusterState) -> ClusterState:
         )
         for id, chain in state.chains.items()
     }
-    return replace(state, nodes=nodes, chains=chains, link_breaks=(), audits={})
+    return replace(state, nodes=nodes, chains=chains, link_breaks=(), audits={}, demand={})

@@ -34,7 +34,7 @@ _BEATING = {
 _lasting_of_node = attrgetter(*(name for name in Node.__struct_fields__ if name not in _BEATING))
 _lasting_of_chain = attrgetter(*(name for name in Chain.__struct_fields__ if name != "ring"))
 _lasting_of_state = attrgetter(
-    *(name for name in ClusterState.__struct_fields__ if name not in ("nodes", "chains"))
+    *(name for name in ClusterState.__struct_fields__ if name not in ("nodes", "chains", "demand"))
 )
 _CLOSE_S = 1e-3
 """A moment that is so near may be here already, or not yet: sums of times are rounded."""

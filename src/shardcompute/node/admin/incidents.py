@@ -84,7 +84,7 @@ def view_health(
     nodes_by_status = dict.fromkeys(get_args(NodeStatus), 0)
     for node in state.nodes.values():
         nodes_by_status[node.status] += 1
-    wanted = {name: each.chain_count for name, each in state.models.items() if each.is_wanted}
+    wanted = {name: each.wanted_chains for name, each in state.models.items() if each.is_wanted}
     models = {*wanted, *(chain.model for chain in state.live_chains())}
     statuses = [status for status in get_args(ChainStatus) if status != "retired"]
     chains = {(model, status): 0 for model in sorted(models) for status in statuses}

@@ -124,6 +124,8 @@ def _model_events(name: str, old: RequestedModel | None, new: RequestedModel | N
     if old is not None and new is not None and old.is_kept != new.is_kept:
         stays = "stays as it is, but for machines that fail" if new.is_kept else "may move again"
         yield EventView(kind="model", text=f"the layout of {name} {stays}", model=name)
+    if old is not None and new is not None and new.copies_s != old.copies_s and new.copies_reason:
+        yield EventView(kind="model", text=f"copies of {name}: {new.copies_reason}", model=name)
 
 
 def _move_events(old: Chain | None, chain: Chain) -> Iterator[EventView]:

@@ -270,7 +270,7 @@ def _view_model(
         file_bytes=sizes_of(model).file_bytes,
         parts=memory,
         ready_chains=ready_chains,
-        wanted_chains=requested.chain_count if requested.is_wanted else 0,
+        wanted_chains=requested.wanted_chains,
         missing_bytes=missing_bytes,
         reasons=reasons,
         runner=model.runner,

@@ -23,6 +23,7 @@ from shardcompute.node.cluster.audits.recomputation import Recomputations
 from shardcompute.node.cluster.ledger.keeper import LedgerKeeper
 from shardcompute.node.cluster.ledger.meters import MeterReadings, steps_of, stored_bytes_of
 from shardcompute.node.cluster.ledger.opening import draw_secret, open_ledger
+from shardcompute.node.cluster.demand import see_demand
 from shardcompute.node.cluster.network import ClusterNetwork
 from shardcompute.node.cluster.options import ClusterOptions
 from shardcompute.node.cluster.orders import OrderBook, ServedOrder
@@ -61,6 +62,7 @@ from shardcompute.wire.codecs.mode import check_wire
 _CERTIFICATES_EVERY_S = 3600.0
 _PASS_EVERY_S = 1800.0
 _ACCOUNTS_EVERY_S = 2.0
+_DEMAND_EVERY_S = 1.0
 _COORDINATORS_EVERY_S = 5.0
 
 
@@ -240,6 +242,8 @@ class Cluster:
         self._renew_pass()
         self._check_certificates()
         self._write_accounts()
+        if self.coordinator.state.placing.most_chains > 1:
+            self._see_demand()
         self._network.attend()
 
     # What is done now and then, in the coordinator's thread
@@ -247,6 +251,10 @@ class Cluster:
     def _write_accounts(self) -> None:
         self.coordinator.after(_ACCOUNTS_EVERY_S, self._write_accounts)
         self.quota.flush()
+
+    def _see_demand(self) -> None:
+        self.coordinator.after(_DEMAND_EVERY_S, self._see_demand)
+        see_demand(self.coordinator, self.pool)
 
     def _renew_pass(self) -> None:
         if self._network.renew_pass():

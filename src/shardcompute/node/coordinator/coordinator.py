@@ -21,6 +21,7 @@ from shardcompute.control.actions import Action, Record
 from shardcompute.control.events import (
     ChainReshaped,
     CoordinatorStarted,
+    CopiesWanted,
     DriverPlaced,
     Event,
     LeasesRenewed,
@@ -315,6 +316,8 @@ class Coordinator:
             and event.reason
         ):
             log.info("chain %s: %s", event.chain, event.reason)
+        if isinstance(event, CopiesWanted):
+            log.info("copies of %s: %s", event.model, event.reason)
         if isinstance(event, MoveJudged):
             log.info("move %d: %s", event.number, event.outcome)
         if isinstance(event, NodeMeasured) and event.layer_s is not None:

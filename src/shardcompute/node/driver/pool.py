@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -142,6 +142,8 @@ class DriverPool:
         self._traffic = WireTraffic()
         self._max_sessions = max_sessions
         self._max_waiting = max_waiting
+        self._spared: frozenset[str] = frozenset()
+        """Chains that are to be dropped once they have nobody left."""
 
     def add_model(self, model: PoolModel) -> None:
         with self._lock:
@@ -378,9 +380,18 @@ class DriverPool:
 
     def answering(self, model: str) -> int:
         """How many requests for a model run or wait here."""
+        return sum(self.sessions_of(model).values())
+
+    def sessions_of(self, model: str) -> dict[str, int]:
+        """How many requests run or wait on each of a model's chains."""
         with self._lock:
             drivers = [(name, chain.driver) for name, chain in self._chains.items() if chain.model == model]
-        return sum(self._busyness(*each) for each in drivers)
+        return {name: self._busyness(name, driver) for name, driver in drivers}
+
+    def spare(self, chains: Collection[str]) -> None:
+        """Send these nobody new, as long as there are others."""
+        with self._lock:
+            self._spared = frozenset(chains)
 
     def load(self) -> ServiceLoad:
         with self._lock:
@@ -455,7 +466,9 @@ class DriverPool:
                 raise CapacityError(message, hint=hint)
             chains = {name: chain for name, chain in self._chains.items() if chain.model == model}
             connected = {name: chain for name, chain in chains.items() if chain.is_connected}
-            drivers = {name: chain.driver for name, chain in (connected or chains).items()}
+            usable = connected or chains
+            taking = {name: chain for name, chain in usable.items() if name not in self._spared}
+            drivers = {name: chain.driver for name, chain in (taking or usable).items()}
         if not drivers:
             raise _loading(model)
         if len(drivers) == 1:
