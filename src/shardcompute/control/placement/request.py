@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import inf
 
 from shardcompute.backends.exactness import parse_class
 from shardcompute.backends.footprint import RANK_BACKENDS
@@ -281,18 +281,17 @@ def _layer_work(model: Model) -> float:
 
 
 def _service_factor(state: ClusterState, model: Model) -> float:
-    """By how much a model is slower in service than when it was loaded, on a machine like those that serve it: on the
-    middle one of them. Whether one alone is slow for reasons of its own nobody can say: as much as is usual counts."""
+    """By how much a model is slower in service than when it was loaded, on every machine that serves it. One alone that
+    is slower by more than is usual may be so for reasons of its own; what several have in common will slow others
+    as well, and is no reason to leave any of them for one that nobody has tried."""
     times = (layer_time(node, model) for node in state.nodes.values())
     factors = [
         time.seconds / time.loaded_s
         for time in times
         if time is not None and time.is_served and time.loaded_s > 0
     ]
-    if len(factors) > 1:
-        # Factors: between two lies their geometric mean.
-        return max(1.0, exp(statistics.median(log(factor) for factor in factors)))
-    return min(max(1.0, *factors), state.placing.usual_service_factor) if factors else 1.0
+    most = state.placing.usual_service_factor if len(factors) == 1 else inf
+    return min(max(1.0, min(factors, default=1.0)), most)
 
 
 def _probe_factor(state: ClusterState, model: Model) -> float:
