@@ -10,7 +10,7 @@ import pytest
 
 from shardcompute.api import create_app
 from shardcompute.core.generation import Interruption
-from shardcompute.node.admin.views import FetchView
+from shardcompute.node.admin.views import FetchView, MoveView
 from shardcompute.node.telemetry.usage import UsageView
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
@@ -140,3 +140,21 @@ def test_a_model_that_does_not_fit_says_what_is_missing(page: Any, crowd: Crowd)
     page.get_by_role("link", name="Models").click()
     wait_for(page, ".reasons li", "3.0 GiB of memory are missing")
     wait_for(page, ".reasons li", "machine-00 has too little memory")
+
+
+def test_a_chain_tells_how_it_has_moved(page: Any, crowd: Crowd) -> None:
+    box = page.locator("article.chain details")
+    assert box.is_hidden()
+    move = MoveView(
+        number=3,
+        reason="68% better: from lap to attic",
+        outcome="",
+        expected_before_s=0.021,
+        expected_after_s=0.012,
+    )
+    crowd.change(chains=tuple(replace(chain, moves=(move,)) for chain in crowd.view.chains))
+    box.first.wait_for()
+    box.first.locator("summary").click()
+    wait_for(page, ".moves li", "68% better: from lap to attic")
+    wait_for(page, ".moves li", "Expected: a step takes 12 ms instead of 21 ms.")
+    wait_for(page, ".moves li", "What came of it is not known yet.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +19,11 @@ from shardcompute.cli.options.records import with_options
 from shardcompute.core.errors import CapacityError, UsageError
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE
 from shardcompute.core.settings import load_settings
+from shardcompute.core.units import format_seconds
 from shardcompute.weights.sources.reference import parse_reference
+
+if TYPE_CHECKING:
+    from shardcompute.node.admin.views import MoveView
 
 _MACHINES = "Machines that are not there"
 _MOST_IMAGINED = 64
@@ -77,6 +82,13 @@ def plan(
             help="Have a served model stay where it is, or let it move again. What fails is replaced all the same.",
         ),
     ] = None,
+    moves: Annotated[
+        bool,
+        typer.Option(
+            "--moves",
+            help="Say instead how a served model has moved: each time why, what was expected, and what came of it.",
+        ),
+    ] = False,
     json: Json = False,
     at: ClusterLocation,
 ) -> None:
@@ -109,6 +121,9 @@ def plan(
     address = at.require()
     if keep is not None:
         _keep(address, model, keep, is_json=json)
+        return
+    if moves:
+        _tell_moves(address, model, is_json=json)
         return
     with address.connect() as client:
         planned = client.plan(
@@ -160,6 +175,33 @@ def _keep(address: ClusterAddress, model: str, is_kept: bool, *, is_json: bool) 
         )
     else:
         screen.say(f"{view.name} may move again, where that pays")
+
+
+def _tell_moves(address: ClusterAddress, model: str, *, is_json: bool) -> None:
+    """The last moves of a served model's chains, newest first."""
+    screen = open_screen()
+    with address.connect() as client:
+        chains = [chain for chain in client.state().chains if chain.model == model]
+    if not chains:
+        raise UsageError(
+            f"{model} is not served", hint="shardcompute ps lists what is, and a plan needs no --moves"
+        )
+    if is_json:
+        screen.write_json({chain.id: [dataclasses.asdict(move) for move in chain.moves] for chain in chains})
+        return
+    for chain in chains:
+        if not chain.moves:
+            screen.write(f"{chain.id} has not moved\n")
+        for move in chain.moves:
+            screen.write("\n".join(_describe_move(chain.id, move)) + "\n")
+
+
+def _describe_move(chain: str, move: MoveView) -> Iterator[str]:
+    yield f"{chain}, move {move.number}: {move.reason}"
+    if move.expected_before_s and move.expected_after_s:
+        now, then = format_seconds(move.expected_before_s), format_seconds(move.expected_after_s)
+        yield f"  expected: a step of one stream takes {then} instead of {now}"
+    yield f"  what came of it: {move.outcome or 'not known yet'}"
 
 
 def _count(

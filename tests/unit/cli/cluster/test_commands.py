@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from shardcompute.cli.chat import remote
@@ -20,6 +21,7 @@ from shardcompute.cli.format import format_duration, parse_duration
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
 from shardcompute.control.placement.parallelism import Parallelism
+from shardcompute.control.state import Move
 from shardcompute.core.errors import CancelledError, CapacityError, SourceError, UsageError, WouldReplaceError
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.admin.views import FetchView
@@ -367,6 +369,39 @@ def test_plan_keeps_a_layout_and_lets_it_go(cli: Cli, lab: Lab) -> None:
     assert told == {"model": "org/tiny", "is_kept": False}
     assert not lab.cluster.coordinator.state.models["org/tiny"].is_kept
     assert cli("plan", "org/none", "--keep", *HERE).exit_code != 0
+
+
+def test_plan_tells_of_moves_why_and_what_came_of_them(cli: Cli, lab: Lab) -> None:
+    assert "has not moved" in cli("plan", "org/tiny", "--moves", *HERE).stdout
+    state = lab.cluster.coordinator.state
+    [chain] = state.live_chains()
+    moves = (
+        Move(
+            1,
+            chain.id,
+            chain.model,
+            "68% better: from a to b",
+            NOW_S,
+            False,
+            0.02,
+            0.01,
+            0.02,
+            outcome="done",
+        ),
+        Move(2, chain.id, chain.model, "b is to be relieved", NOW_S, True),
+    )
+    lab.cluster.coordinator.state = msgspec.structs.replace(state, moves=moves)
+    told = cli("plan", "org/tiny", "--moves", *HERE).stdout.splitlines()
+    assert told == [
+        f"{chain.id}, move 2: b is to be relieved",
+        "  what came of it: not known yet",
+        f"{chain.id}, move 1: 68% better: from a to b",
+        "  expected: a step of one stream takes 10.0 ms instead of 20.0 ms",
+        "  what came of it: done",
+    ]
+    read = json.loads(cli("plan", "org/tiny", "--moves", "--json", *HERE).stdout)
+    assert [move["number"] for move in read[chain.id]] == [2, 1]
+    assert cli("plan", "org/none", "--moves", *HERE).exit_code == 2
 
 
 def test_drain_tells_when_the_node_was_lost(cli: Cli, lab: Lab) -> None:

@@ -27,9 +27,10 @@ function makeChain(chain) {
   const row = h("ol", { class: "layers", "aria-label": `Layers of ${chain.model} by machine` });
   const standbys = h("ol", { class: "layers standbys", "aria-label": "Machines that stand by" });
   const words = h("p", { class: "small bottleneck" });
+  const moves = makeMoves();
   const card = h("article", { class: "card chain", "data-chain": chain.id },
     h("header", {}, h("div", { class: "row" }, h("h2", { class: "cut" }, chain.model), state, id), speed),
-    row, standbys, words);
+    row, standbys, words, moves);
 
   card.refresh = (now, view) => {
     say(state, WORDS[now.status] ?? now.status);
@@ -47,8 +48,32 @@ function makeChain(chain) {
     const cost = (now.cost_told ?? []).map((line) => ` ${sentence(line)}`).join("");
     say(words, reason ? `${sentence(reason)}${short}${cost}${driversOf(now)}${draftersOf(now)}` : short.trim());
     words.hidden = !words.textContent;
+    moves.refresh(now.moves ?? []);
   };
   return card;
+}
+
+/** How the chain has moved, newest first: why, what was expected, and what came of it. */
+function makeMoves() {
+  const title = h("summary", {});
+  const list = h("ol", { class: "moves small", "aria-label": "Moves" });
+  const box = h("details", {}, title, list);
+  box.refresh = (moves) => {
+    box.hidden = moves.length === 0;
+    say(title, moves.length === 1 ? "1 move of late" : `${moves.length} moves of late`);
+    keyed(list, moves, (move) => String(move.number), () => {
+      const item = h("li", {}, h("p"), h("p", { class: "muted" }), h("p", { class: "muted" }));
+      return item;
+    }, (item, move) => {
+      const [why, expected, outcome] = item.children;
+      say(why, sentence(move.reason));
+      say(expected, move.expected_before_s && move.expected_after_s
+        ? `Expected: a step takes ${seconds(move.expected_after_s)} instead of ${seconds(move.expected_before_s)}.` : "");
+      expected.hidden = !expected.textContent;
+      say(outcome, move.outcome ? `What came of it: ${move.outcome}.` : "What came of it is not known yet.");
+    });
+  };
+  return box;
 }
 
 /** Who sends the chain its work, where that is not the coordinator alone. */
