@@ -123,6 +123,8 @@ class RingTimed(Struct, frozen=True, tag=True):
     step_s: float
     wire_s: float
     now_s: float
+    driver: str = ""
+    """A driver on a machine of its own that saw them; "": the one that sits with the coordinator, or on a worker."""
 
 
 class LinkMeasured(Struct, frozen=True, tag=True):

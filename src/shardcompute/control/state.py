@@ -564,9 +564,11 @@ def _machines(stages: Iterable[Assignment]) -> tuple[str, ...]:
 
 
 class RingTime(Struct, frozen=True):
-    """What steps of a chain take of late, as its driver sees them, in one epoch."""
+    """What steps of a chain take of late, as one of its drivers sees them, in one epoch."""
 
     epoch: int
+    driver: str = ""
+    """Whose ring it is, where that is a driver on a machine of its own."""
     step: DecayedEstimate | None = None
     """A step that decodes, once round: stages and lines, without waiting in queues."""
     wire: DecayedEstimate | None = None

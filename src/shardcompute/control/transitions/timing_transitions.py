@@ -21,6 +21,8 @@ from shardcompute.control.watch.estimates import observe
 _RING_DRIFT = 0.5
 _RING_DRIFT_S = 0.001
 """By so much of their time, and so many seconds, the lines of a ring must differ from what they took, to be doubted."""
+_SILENT_S = 20.0
+"""A driver that has told nothing for so long has nobody to answer."""
 
 
 def _time_stage(state: ClusterState, event: happened.StageTimed) -> ClusterState:
@@ -58,13 +60,24 @@ def _time_ring(state: ClusterState, event: happened.RingTimed) -> ClusterState:
     if chain is None or not chain.is_live or chain.is_interrupted or event.epoch != chain.epoch:
         return state
     known = chain.ring if chain.ring is not None and chain.ring.epoch == event.epoch else None
-    ring = known or RingTime(event.epoch)
+    if known is not None and known.driver != event.driver:
+        if not _takes_over(known, event):
+            return state
+        known = None
+    ring = known or RingTime(event.epoch, event.driver)
     ring = replace(
         ring,
         step=observe(ring.step, event.step_s, event.now_s),
         wire=observe(ring.wire, event.wire_s, event.now_s),
     )
     return with_chain(state, replace(chain, ring=_doubted(state, chain, ring, event.now_s)))
+
+
+def _takes_over(known: RingTime, event: happened.RingTimed) -> bool:
+    """Each driver has a ring of its own, and they are not to be mixed: the chain's is that of its own driver, or of
+    another where that one has told nothing of late."""
+    last_s = 0.0 if known.step is None else known.step.at_s
+    return not event.driver or event.now_s - last_s > _SILENT_S
 
 
 def _doubted(state: ClusterState, chain: Chain, ring: RingTime, now_s: float) -> RingTime:
@@ -78,12 +91,12 @@ def _doubted(state: ClusterState, chain: Chain, ring: RingTime, now_s: float) ->
         return ring
     if ring.doubtful or (ring.doubted_s and now_s - ring.doubted_s < state.placing.doubt_every_s):
         return ring
-    return replace(ring, usual_wire_s=shifted_s, doubted_s=now_s, doubtful=_links_of(state, chain))
+    home = ring.driver or chain.driver_host or state.driver
+    return replace(ring, usual_wire_s=shifted_s, doubted_s=now_s, doubtful=_links_of(chain, home))
 
 
-def _links_of(state: ClusterState, chain: Chain) -> tuple[tuple[str, str], ...]:
-    """Those on which rows go round, each once."""
-    home = chain.driver_host or state.driver
+def _links_of(chain: Chain, home: str) -> tuple[tuple[str, str], ...]:
+    """Those on which rows go round from a driver, each once."""
     pairs = (tuple(sorted(pair)) for pair in pairwise((home, *chain.nodes, home)) if pair[0] != pair[1])
     return tuple((a, b) for a, b in dict.fromkeys(pairs))
 

@@ -320,9 +320,13 @@ class ControlServer:
         except UsageError as error:
             self._ignore(node, event, error.message)
             return
-        if isinstance(heard, RingTimed) and not _drives(self._coordinator.state, node, heard.chain):
-            self._ignore(node, event, "it does not drive that chain")
-        elif isinstance(heard, LinkBroken | RingTimed | ShardFailed | StageTimed):
+        if isinstance(heard, RingTimed):
+            driver = _driver_of(self._coordinator.state, node, heard.chain)
+            if driver is None:
+                self._ignore(node, event, "it does not drive that chain")
+            else:
+                self._apply_later(node, msgspec.structs.replace(heard, driver=driver))
+        elif isinstance(heard, LinkBroken | ShardFailed | StageTimed):
             self._apply_later(node, heard)
         elif isinstance(heard, NodeDrained | NodeLeft):
             self._coordinator.later(lambda: self._let_go(heard, pump))
@@ -444,10 +448,15 @@ class ControlServer:
             pump.link.close()
 
 
-def _drives(state: ClusterState, node: str, chain: str) -> bool:
-    """Whether a node hosts a chain's driver: others that use the chain see it from elsewhere."""
+def _driver_of(state: ClusterState, node: str, chain: str) -> str | None:
+    """As which driver a node sees a chain's ring: "" as the worker that hosts the chain's own, else by its id where it
+    uses the chain from elsewhere; None: it drives nothing of it."""
     known = state.chains.get(chain)
-    return known is not None and known.driver_host == node
+    if known is None:
+        return None
+    if known.driver_host == node:
+        return ""
+    return node if any(each.driver == node for each in known.drivers) else None
 
 
 def _cost(message: Message) -> int:

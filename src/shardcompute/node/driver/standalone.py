@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from shardcompute.control.events import LinkBroken, NodeJoined
+from shardcompute.control.events import LinkBroken, NodeJoined, RingTimed
 from shardcompute.node.driver.command_executor import DriverCommandExecutor
 from shardcompute.node.driver.ledger_client import LedgerClient
 from shardcompute.node.driver.pool import DriverPool
@@ -72,6 +72,7 @@ class StandaloneDriver:
             self._endpoint.url,
             self._link_broken,
             on_overdue=lambda overdue: self._control.report(overdue),
+            on_ring=lambda *timed: self._control.tell(RingTimed(*timed, 0.0)),
             credentials=lambda: self._endpoint.credentials,
         )
         self._executor = DriverCommandExecutor(self.pool, self._endpoint.dialler("weights"))

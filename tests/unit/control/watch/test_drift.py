@@ -310,3 +310,34 @@ def test_times_of_what_a_node_does_not_hold_are_not_taken_in() -> None:
     [chain] = cluster.state.live_chains()
     late = happened.RingTimed(chain.id, chain.epoch - 1, 1.0, 1.0, cluster.now_s)
     assert apply(cluster.state, late) is cluster.state
+
+
+def test_rings_of_other_drivers_count_where_the_own_one_is_silent_and_are_not_mixed() -> None:
+    cluster = settled(noise=0.0)
+    [chain] = cluster.state.live_chains()
+    own = chain.ring
+    assert own is not None
+
+    def see(wire_s: float, driver: str) -> None:
+        cluster.now_s += 5
+        event = happened.RingTimed(chain.id, chain.epoch, 1.0, wire_s, cluster.now_s, driver)
+        cluster.state = apply(cluster.state, event)
+
+    see(0.5, "far")
+    assert cluster.state.chains[chain.id].ring == own, "it has a ring of its own"
+    cluster.now_s += 60
+    for wire_s in (0.5, 0.5, 0.5):
+        see(wire_s, "far")
+    ring = cluster.state.chains[chain.id].ring
+    assert ring is not None
+    assert (ring.driver, ring.usual_wire_s, ring.doubtful) == ("far", 0.5, ())
+    for wire_s in (2.0, 2.0, 2.0):
+        see(wire_s, "far")
+    ring = cluster.state.chains[chain.id].ring
+    assert ring is not None
+    assert {"far", chain.nodes[0]} in [set(pair) for pair in ring.doubtful]
+    assert all(cluster.state.driver not in pair for pair in ring.doubtful)
+    see(0.1, "")
+    ring = cluster.state.chains[chain.id].ring
+    assert ring is not None
+    assert ring.driver == "", "the chain's own driver is heard at once"
