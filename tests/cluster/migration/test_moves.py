@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shardcompute.control.events import NodeDrained
+from shardcompute.node.rpc.commands import Connect, Connected, Peer
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.worker.migration import receiver, sender
-from shardcompute.wire import KvPiece
+from shardcompute.node.worker.peer_links import PeerLinks
+from shardcompute.node.worker.stage_server import StageServer
+from shardcompute.wire import KvPiece, LinkPump
 from support.swarm.lab import SPREAD, STILL, Alone, LabSwarm, LabWorker, Talk, open_alone, swarm
 from support.swarm.streams import assert_undisturbed, start_streams
 
@@ -115,3 +119,35 @@ def test_whoever_dies_amid_a_copy_costs_no_token(
         victim.close()
         for talk in talks:
             assert talk.result() == alone.answer(talk.request)
+
+
+def test_nobody_is_dialled_while_answers_wait_for_the_switch(
+    tmp_path: Path, tiny: Path, alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links of the new layout are opened while sessions travel: between the last token of the old one and the first of
+    the new one there are no handshakes."""
+    connecting = threading.local()
+    dialled: list[bool] = []
+    connect, open_link = StageServer.connect, PeerLinks.open
+
+    def connected(server: StageServer, command: Connect) -> Connected:
+        connecting.is_so = command.kv_copy != 0 or command.keeps_sessions
+        try:
+            return connect(server, command)
+        finally:
+            connecting.is_so = False
+
+    def opened(links: PeerLinks, to: Peer) -> LinkPump:
+        if not links.has(to):
+            dialled.append(getattr(connecting, "is_so", False))
+        return open_link(links, to)
+
+    monkeypatch.setattr(StageServer, "connect", connected)
+    monkeypatch.setattr(PeerLinks, "open", opened)
+    with swarm(tmp_path, tiny, layers=(2, 2, 2, 2), stages=3, standbys=1) as lab:
+        talks = start_streams(lab, alone, 4)
+        before = len(dialled)
+        assert goes_on_with(moved(lab, lambda: lab.leave(_relieved(lab))), talks)
+        assert len(dialled) > before
+        assert not any(dialled[before:])
+        assert_undisturbed(lab, alone, talks)

@@ -272,8 +272,13 @@ class ActionExecutor:
 
     def _copy_kv(self, action: CopyKv) -> None:
         """In the background, because it waits for others."""
-        copy = self._kv_copies.run(action, self._coordinator.state, self._registry)
+        copy = self._kv_copies.run(action, self._coordinator.state, self._registry, self._home())
         self._coordinator.later(lambda: self._kv_copied(action, copy))
+
+    def _home(self) -> Peer:
+        """Where results of chains go."""
+        own = self._ports.own
+        return Peer(own.node, own.url)
 
     def _kv_copied(self, action: CopyKv, copy: KvCopy | None) -> None:
         self._kv_copies.keep(action.chain, copy)

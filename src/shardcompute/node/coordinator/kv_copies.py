@@ -7,11 +7,14 @@ sessions are replayed, as after a loss.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from shardcompute.backends.exactness import parse_class
 from shardcompute.control.actions import ConnectChain, CopyKv, StageAddress
@@ -19,11 +22,13 @@ from shardcompute.control.state import Assignment, ClusterState
 from shardcompute.control.watch.kv_travel import estimate_travel
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.node.coordinator.node_registry import NodeRegistry, await_answer
-from shardcompute.node.rpc.commands import ExpectKv, KvHolder, Peer, SendKv
+from shardcompute.node.rpc.commands import ExpectKv, KvHolder, OpenLinks, Peer, SendKv
+from shardcompute.wire.control import CommandReply
 
 log = logging.getLogger(__name__)
 _COPY_S = 300.0
 """So long a move waits for sessions to travel, while the chain goes on as it is."""
+_OPEN_S = 5.0
 _MOST_NUMBERS = 1 << 31
 
 
@@ -43,9 +48,10 @@ class KvCopy:
         return is_next and stages == self.after and action.used_stages == self.before
 
 
-def copy_kv(action: CopyKv, state: ClusterState, registry: NodeRegistry) -> KvCopy:
-    """Have sessions sent to where a chain is moving. LinkError, and why, where they will be replayed instead. Waits for
-    others: call it in the background."""
+def copy_kv(action: CopyKv, state: ClusterState, registry: NodeRegistry, home: Peer) -> KvCopy:
+    """Have sessions sent to where a chain is moving, whose results go to the driver at `home`. LinkError, and why,
+    where they will be replayed instead. Waits for others: call it in the background."""
+    opening = _open_links(action, registry, home)
     _check_alike(action, state)
     until_s = time.monotonic() + min(_COPY_S, _worth_waiting_s(action, state))
     number = secrets.randbelow(_MOST_NUMBERS - 1) + 1
@@ -61,7 +67,26 @@ def copy_kv(action: CopyKv, state: ClusterState, registry: NodeRegistry) -> KvCo
     ]
     for node, answer in sent:
         await_answer(node, answer, max(0.0, until_s - time.monotonic()))
+    for node, answer in opening:
+        with contextlib.suppress(LinkError):  # it is missed when the chain is connected
+            await_answer(node, answer, _OPEN_S)
     return KvCopy(number, action.epoch, before, tuple(stage.assignment for stage in action.target))
+
+
+def _open_links(
+    action: CopyKv, registry: NodeRegistry, home: Peer
+) -> list[tuple[str, queue.SimpleQueue[CommandReply]]]:
+    """Those that the new layout has and the present one has not: whom to wait for."""
+    asked = []
+    peers = [*(Peer(stage.node, stage.address) for stage in action.target), home]
+    used = {(a.node, b.node) for a, b in pairwise(action.stages)} | {(action.stages[-1].node, home.node)}
+    for index, stage in enumerate(action.target):
+        wanted = [peers[index + 1], home]
+        is_new = (stage.node, peers[index + 1].node) not in used
+        if is_new and not stage.ranks:
+            links = OpenLinks(list(dict.fromkeys(wanted)))
+            asked.append((stage.node, registry.ask(stage.node, links)))
+    return asked
 
 
 def _worth_waiting_s(action: CopyKv, state: ClusterState) -> float:
@@ -119,10 +144,10 @@ class KvCopies:
     def __init__(self) -> None:
         self._copies: dict[str, KvCopy] = {}
 
-    def run(self, action: CopyKv, state: ClusterState, registry: NodeRegistry) -> KvCopy | None:
+    def run(self, action: CopyKv, state: ClusterState, registry: NodeRegistry, home: Peer) -> KvCopy | None:
         """In the background. None where sessions will be replayed, which the log says."""
         try:
-            return copy_kv(action, state, registry)
+            return copy_kv(action, state, registry, home)
         except ShardComputeError as error:
             log.info("chain %s: sessions will be replayed, not moved: %s", action.chain, error.message)
             return None

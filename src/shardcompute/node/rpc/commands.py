@@ -154,6 +154,13 @@ class SendKv(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     targets: list[KvHolder]
 
 
+class OpenLinks(msgspec.Struct, frozen=True, tag=True):
+    """Dial these stages and drivers, to whom frames will go once the chain has moved: answers that wait for the switch
+    do not wait for handshakes. Whether it worked shows when they are needed."""
+
+    peers: list[Peer]
+
+
 class StepLimits(msgspec.Struct, frozen=True):
     """What a chain can do in one step: so many rows, of which so many with logits. `can_continue`: it goes on from
     the tokens that it picks by itself (`core.steps.PICKED`)."""
@@ -392,6 +399,7 @@ WorkerCommand: TypeAlias = (
     | Connect
     | ExpectKv
     | SendKv
+    | OpenLinks
     | Admit
     | Dismiss
     | FenceOff

@@ -46,6 +46,7 @@ from shardcompute.node.rpc.commands import (
     HoldLayers,
     LoadLayers,
     NodeCommand,
+    OpenLinks,
     Probe,
     Redial,
     SendKv,
@@ -523,6 +524,8 @@ class Worker:
             self._stages.expect_kv(command)
         elif isinstance(command, SendKv):
             self._stages.send_kv(command)
+        elif isinstance(command, OpenLinks):
+            self._stages.open_links(command)
         elif isinstance(command, Admit):
             return encode_answer(self._stages.admit(command))
         elif isinstance(command, Dismiss):

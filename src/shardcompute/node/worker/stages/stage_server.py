@@ -8,6 +8,7 @@ reported to the coordinator, which changes the chain.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from shardcompute.node.rpc.commands import (
     Connect,
     Connected,
     ExpectKv,
+    OpenLinks,
     Peer,
     Redial,
     SendKv,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from shardcompute.runtime.loaded_share import LateLeader, LoadedShare
 
 _REST_S = 2.0
+_MOST_PEERS = 8
 MOST_LOG_BYTES = 256 << 20
 """What activation logs of all chains take together where memory is left for them."""
 
@@ -275,6 +278,12 @@ class StageServer:
         if slot is None or slot.route.epoch != command.epoch or not keys or slot.ranks is not None:
             raise LinkError(f"epoch {command.epoch} of chain {command.chain} is not computed here alone")
         self._kv.send(command, slot.runtime, range(*keys[0][1:3]))
+
+    def open_links(self, command: OpenLinks) -> None:
+        """Links that are needed soon; one that cannot be opened is missed when it is."""
+        for peer in command.peers[:_MOST_PEERS]:
+            with contextlib.suppress(LinkError):
+                self._links.open(peer)
 
     def serve_kv(self, link: Link) -> None:
         """Sessions that another worker sends."""
