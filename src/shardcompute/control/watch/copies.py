@@ -22,13 +22,13 @@ _UNPLACED_S = 60.0
 """So long a copy that was added may be without machines, before it is given up."""
 
 
-class Limits(Struct, frozen=True):
+class CopyLimits(Struct, frozen=True):
     least: int
     most: int
 
 
-def limits_of(state: ClusterState, requested: RequestedModel) -> Limits:
-    return Limits(requested.chain_count, max(requested.chain_count, state.placing.most_chains))
+def limits_of(state: ClusterState, requested: RequestedModel) -> CopyLimits:
+    return CopyLimits(requested.chain_count, max(requested.chain_count, state.placing.most_chains))
 
 
 def which_copies_are_wanted(state: ClusterState, now_s: float) -> happened.CopiesWanted | None:
