@@ -183,7 +183,7 @@ def _spares(request: Request, chain: Chain, free: dict[str, int]) -> list[NodeCa
     return [
         NodeCapacity(
             offer.node,
-            free[offer.node],
+            free[offer.node] - offer.kept_bytes,
             offer.seconds_per_byte,
             is_standby=offer.is_standby,
             holding=offer.holding,

@@ -215,6 +215,18 @@ class AuditSettled(Struct, frozen=True, tag=True):
     reason: str
     receipt: str
     now_s: float
+    windows: int = 0
+    """Of 32 rows, that were computed again."""
+    at_s: float = 0.0
+    """In seconds since 1970, by which records of strangers are judged."""
+
+
+class StrangerAdmitted(Struct, frozen=True, tag=True):
+    """A node was let in without a token: it is on probation, if nothing else is known of it."""
+
+    node: str
+    network: str
+    at_s: float
 
 
 class NodePardoned(Struct, frozen=True, tag=True):
@@ -543,6 +555,7 @@ Event = (
     | AuditBegun
     | AuditEnded
     | AuditSettled
+    | StrangerAdmitted
     | NodePardoned
     | ModelRequested
     | ModelDropped

@@ -116,7 +116,7 @@ def which_move_pays(state: ClusterState, now_s: float) -> Event | None:
 
 def _plan_move(state: ClusterState, chain: Chain, now_s: float) -> MovePlanned | None:
     """To the layout to which a serving chain should move now."""
-    is_leaving = is_draining(state, chain)
+    is_leaving = is_draining(state, chain) or has_unchecked(state, chain, now_s)
     if not is_leaving and not may_move(state, chain, now_s):
         return None
     request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
@@ -287,13 +287,22 @@ def _relief(state: ClusterState, chain: Chain, request: Request) -> MoveTarget |
         gentle = hand_over(request, chain.stages, standbys)
         if gentle and 2 * score(request, gentle.stages).score >= score(request, best.stages).score:
             best = gentle
-    names = ", ".join(name_of(state, node) for node in chain.members if state.nodes[node].is_draining)
+    offered = {offer.node for offer in request.offers}
+    names = ", ".join(name_of(state, node) for node in chain.members if node not in offered)
     change = change_in_words(state, chain.stages, best.stages)
     return MoveTarget(best.stages, f"{names} is to be relieved: {change}", is_urgent=True)
 
 
 def is_draining(state: ClusterState, chain: Chain) -> bool:
     return any(state.nodes[node].is_draining for node in chain.members)
+
+
+def has_unchecked(state: ClusterState, chain: Chain, now_s: float) -> bool:
+    """Whether a machine on probation computes for it whose layers nobody could compute again any more."""
+    if not any(state.nodes[node].is_on_probation for node in chain.members):
+        return False
+    request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
+    return not set(chain.members) <= {offer.node for offer in request.offers}
 
 
 def _not_loaded(state: ClusterState, chain: Chain, stages: tuple[Assignment, ...]) -> tuple[Assignment, ...]:

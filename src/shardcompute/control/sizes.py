@@ -35,6 +35,10 @@ LAYER_OVERHEAD_BYTES = 3_500_000
 on CPUs with a model whose head is thirteen times a layer's bytes and five times its work."""
 
 
+INNER = "inner "
+"""Before a holding: for machines that may have neither the first nor the last layer, however much memory they have."""
+_ENDLESS = 1 << 60
+"""More than any machine has; four times as much still is a number of 63 bits."""
 _LEAST_LOG_BYTES = 16 << 20
 """What a stage keeps for its activation log at least; less where all of its conversations fit into less. What is left
 of a machine's memory is for logs, too."""
@@ -131,7 +135,7 @@ class Sizes:
         return self.weights_before[-1] + self.embedding_bytes + self.head_bytes - self.shared_bytes
 
     def on(self, holding: str) -> HeldSums:
-        return self.held.get(holding) or self.held[""]
+        return self.held.get(holding) or self.held[INNER if holding.startswith(INNER) else ""]
 
     def work_bytes(self, start: int, stop: int) -> int:
         """What is read to move one row through these layers; looking up an embedding reads next to nothing."""
@@ -161,6 +165,7 @@ def sizes_of(model: Model) -> Sizes:
         each.holder: _held_sums(model, work, each, dict(each.kv_bytes)[model.kv_type]) for each in model.held
     }
     held[""] = _file_sums(model, work, shared)
+    held |= {INNER + holder: _without_ends(sums) for holder, sums in held.items()}
     return Sizes(
         weights_before=_sums(model.layer_bytes),
         work_before=_sums(work),
@@ -212,6 +217,11 @@ def _file_sums(model: Model, work: Sequence[int], shared_bytes: int) -> HeldSums
         densest_work=_densest(work, model.layer_bytes, kv_bytes),
         table_bytes=model.embedding_bytes,
     )
+
+
+def _without_ends(held: HeldSums) -> HeldSums:
+    """For who may hold no boundary layer: that both ends are too large for it every search understands."""
+    return replace(held, embedding_bytes=_ENDLESS, head_bytes=_ENDLESS, shared_bytes=0)
 
 
 def _densest(work: Sequence[int], layer_bytes: Sequence[int], kv_bytes: int) -> float:
@@ -316,7 +326,7 @@ def tensor_terms(spec: ModelSpec, block: Callable[[], int]) -> TensorTerms | Non
 
 def usual_holding(holdings: Iterable[str]) -> str:
     """The one of most machines: for figures about a model that no machine is given for."""
-    counts = Counter(holdings)
+    counts = Counter(each.removeprefix(INNER) for each in holdings)
     return min(counts, key=lambda each: (-counts[each], each)) if counts else ""
 
 

@@ -19,6 +19,7 @@ from shardcompute.control.watch.estimates import DecayedEstimate
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.models.spec import ModelSpec
 from shardcompute.models.tensor_share import Exchange
+from shardcompute.trust.pools import PoolMember, PoolPolicy
 from shardcompute.trust.reputation import NEW
 from shardcompute.weights.held import HeldSizes
 
@@ -287,6 +288,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     """Of these, so many were held against it."""
     quarantine: str = ""
     """Why it computes nothing for others until an operator pardons it; "": it may."""
+    is_on_probation: bool = False
+    """It came without a token and has no record yet (`trust.pools`)."""
 
     @property
     def room_bytes(self) -> int:
@@ -317,7 +320,7 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     @property
     def can_host(self) -> bool:
         """Whether it can run a chain's driver beside its layers."""
-        return self.can_work and self.session_namespace > 0
+        return self.can_work and self.session_namespace > 0 and not self.is_on_probation
 
     def alternative(self, backend: str) -> AlternativeBackend | None:
         """What computes a model here that asks for this backend; None: the node's own does."""
@@ -692,6 +695,7 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     """The node id under which the links of the driver are measured."""
     health: HealthPolicy = HealthPolicy()
     placing: PlacementPolicy = PlacementPolicy()
+    pooling: PoolPolicy = PoolPolicy()
     nodes: dict[str, Node] = {}
     links: dict[str, dict[str, MeasuredLink]] = {}
     models: dict[str, RequestedModel] = {}
@@ -706,6 +710,8 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     """By model; a restart begins anew."""
     audits: dict[str, AuditShard] = {}
     """Those under way, by the name of the chain that they look like; a restart ends them."""
+    pool: dict[str, PoolMember] = {}
+    """Nodes that came without a token, also those that are not here any more."""
 
     def link(self, a: str, b: str) -> MeasuredLink | None:
         first, second = sorted((a, b))

@@ -21,6 +21,9 @@ from shardcompute.security.names import check_cluster_name
 
 TOKEN_ID_BYTES = 6
 SECRET_BYTES = 20
+PUBLIC_ID = "00" * TOKEN_ID_BYTES
+PUBLIC_SECRET = bytes(SECRET_BYTES)
+"""In the token of an open pool, which anybody may have: it names the cluster and lets nobody in by itself."""
 _PREFIX = "sc1."
 _VERSION = 1
 _CHECKSUM_BYTES = 4
@@ -58,8 +61,13 @@ class JoinToken:
         for address in self.addresses:
             _check_address(address)
 
+    @property
+    def is_public(self) -> bool:
+        """Of an open pool: whoever joins with it is on probation."""
+        return self.token_id == PUBLIC_ID
+
     def encode(self) -> str:
-        """The string for pasting. It is a secret: whoever has it can join."""
+        """The string for pasting. Unless it is public it is a secret: whoever has it can join."""
         payload = msgspec.msgpack.encode(
             _PackedToken(
                 version=_VERSION,

@@ -74,6 +74,8 @@ from shardcompute.node.worker.stages.stage_server import ShardKey, StageServer
 from shardcompute.node.worker.worker import Worker, WorkerOptions
 from shardcompute.security import Credentials, Role, parse_token
 from shardcompute.security.identity import NodeIdentity
+from shardcompute.security.tokens import JoinToken
+from shardcompute.trust.pools import PoolPolicy
 from shardcompute.weights.checkpoint import Checkpoint, adapted, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
@@ -406,22 +408,34 @@ class LabSwarm(Closing):
     # Workers
 
     def add_worker(
-        self, layers: int, *, advertise: str = "", backend: str = "", seed_bytes: int = 0
+        self,
+        layers: int,
+        *,
+        advertise: str = "",
+        backend: str = "",
+        seed_bytes: int = 0,
+        token: JoinToken | None = None,
     ) -> LabWorker:
         """Another machine, with room for so many layers of the first model; `backend` "": as all others."""
         self._joined += 1
         folder = self.folder / f"worker-{self._joined}"
         room = self.room_for(layers, backend) if layers else 1
-        return self._open_worker(folder, room, advertise, backend, seed_bytes)
+        return self._open_worker(folder, room, advertise, backend, seed_bytes, token)
 
     def revive(self, worker: LabWorker) -> LabWorker:
         """The same machine, started again."""
         return self._open_worker(worker.folder, worker.memory_bytes)
 
     def _open_worker(
-        self, folder: Path, memory_bytes: int, advertise: str = "", backend: str = "", seed_bytes: int = 0
+        self,
+        folder: Path,
+        memory_bytes: int,
+        advertise: str = "",
+        backend: str = "",
+        seed_bytes: int = 0,
+        token: JoinToken | None = None,
     ) -> LabWorker:
-        credentials, urls = join_cluster(self.token, folder, Role.WORKER)
+        credentials, urls = join_cluster(token or self.token, folder, Role.WORKER)
         options = WorkerOptions(
             folder,
             name=folder.name,
@@ -612,6 +626,7 @@ def swarm(
     quiet_s: float = QUIET_S,
     choose_backend: Callable[[Checkpoint, str], CpuBackendChoice] | None = None,
     audit_rate: float = 0.0,
+    pool: PoolPolicy | None = None,
     **options: Any,
 ) -> Iterator[LabSwarm]:
     """A swarm that serves these checkpoints already, from workers with room for `layers` layers each; `backends`
@@ -634,6 +649,7 @@ def swarm(
         quiet_s=quiet_s,
         choose_backend=choose_backend,
         audit_rate=audit_rate,
+        pool=pool,
     )
     with LabSwarm(folder, {_name_of(path): path for path in checkpoints}, cluster, **options) as lab:
         for room, backend in itertools.zip_longest(layers, backends, fillvalue=""):

@@ -393,12 +393,14 @@ def _when(at_s: float) -> str:
 
 
 def describe_trouble(node: NodeView) -> list[str]:
-    """What its machine could compute on and does not, each with the line that changes that; and what a device says of
-    its memory that cannot be."""
+    """What its machine could compute on and does not, each with the line that changes that; how it stands where it came
+    without a token; and what a device says of its memory that cannot be."""
     lines = [
         f"{node.name}: {each.label} cannot be used, {each.problem}; {each.fix}"
         for each in node.unused_devices
     ]
+    if node.standing:
+        lines.append(f"{node.name}, which came without a token, is {node.standing}")
     return [*lines, *([f"{node.name}: {node.device_remark}"] if node.device_remark else [])]
 
 
@@ -437,10 +439,11 @@ def _way(link: LinkView) -> str:
 def _node_row(node: NodeView, *, is_brief: bool = False) -> tuple[str, ...]:
     reason = f" ({node.status_reason})" if node.status_reason else ""
     standby = " standby" if node.is_standby else ""
+    standing = f" {node.standing.partition(':')[0]}" if node.standing else ""
     return (
         node.name,
         node.id[:_ID_SHOWN],
-        f"{node.status}{standby}{reason}",
+        f"{node.status}{standby}{standing}{reason}",
         "-" if node.role == "driver" else describe_device(node),
         "-" if node.role == "driver" else _memory_of(node, is_brief=is_brief),
         describe_layers(node),

@@ -343,6 +343,18 @@ PriceKwh = Annotated[
     ),
 ]
 
+OPEN_AUDIT_RATE = 0.05
+"""Of an open cluster, where --audit-rate does not say: those who were promoted are audited still."""
+
+OpenPool = Annotated[
+    bool,
+    typer.Option(
+        "--open",
+        help="Let machines in without a token, on probation: a few for each network, with a few inner layers each that "
+        "others compute again, until they have a record. The others are audited at 0.05 unless --audit-rate says.",
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ServingArguments:
@@ -395,10 +407,15 @@ class ClusterArguments:
     speculate: Speculate = Drafting.AUTO
     receipts: ReceiptsOption = False
     audit_rate: AuditRate = 0.0
+    open: OpenPool = False
     draft_model: DraftModel = None
     via_coordinator: ViaCoordinator = False
     recover_journal: RecoverJournal = False
     store: StoreOption = None
+
+    @property
+    def audited_share(self) -> float:
+        return self.audit_rate or (OPEN_AUDIT_RATE if self.open else 0.0)
 
 
 def draft_heads_folder(settings: Settings) -> Path:

@@ -104,6 +104,7 @@ class ClusterPlan:
         from shardcompute.node.cluster import ClusterOptions
         from shardcompute.node.driver.draft_model import drafters_from
         from shardcompute.node.reach.cluster_relays import RelayOptions
+        from shardcompute.trust.pools import PoolPolicy
         from shardcompute.wire.codecs.mode import EXACT, check_wire
 
         given, host, context = self.cluster, self.serving.host, _or(self.context, CONTEXT)
@@ -135,7 +136,8 @@ class ClusterPlan:
             ),
             wire=check_wire(EXACT if given.wire is None else given.wire),
             transports=open_transports(self.shape),
-            audit_rate=given.audit_rate,
+            audit_rate=given.audited_share,
+            pool=PoolPolicy() if given.open else None,
             recovers_journal=given.recover_journal,
         )
 
@@ -348,7 +350,7 @@ def _run_leader(
             image_urls=plan.serving.image_urls.value,
             page=page_routes(),
             receipts=cluster.pool.receipts,
-            gives_receipts=plan.cluster.receipts or plan.cluster.audit_rate > 0.0,
+            gives_receipts=plan.cluster.receipts or plan.cluster.audited_share > 0.0,
         )
         examples = plan.serving.https_choice.examples(tls, options.folder)
         welcome = _Welcome(invited, sessions, needs_key, new_key, examples)
@@ -419,6 +421,7 @@ def _settings_told(plan: ClusterPlan, options: ClusterOptions, tls: ServerTls | 
         "cluster_port": options.port,
         "join_port": options.join_port,
         "recovers_journal": options.recovers_journal,
+        "open": options.pool is not None,
     }
 
 
@@ -570,12 +573,16 @@ class _Foreground:
     def _invitation(self) -> list[str]:
         from shardcompute.node.process.launch import INVITATION_LIFE_S, INVITED_MACHINES
 
-        return invitation(
+        lines = invitation(
             self._welcome.invited,
             self._plan.serving.host,
             machines=INVITED_MACHINES,
             life_s=INVITATION_LIFE_S,
         )
+        if not self._plan.cluster.open:
+            return lines
+        public = self._cluster.access.public_token()
+        return [*lines, "open: anybody may join on probation with", f"  shardcompute join {public}"]
 
     def _say_all(self, lines: list[str]) -> None:
         for line in lines:

@@ -88,7 +88,8 @@ def join(
         parsed = _pair(_addresses(screen, cluster, at), code, arguments.name, screen)
     places = join_places(folder, choose_for(arguments), parsed, through or "")
     ids = ", ".join(member.credentials.identity.node_id for member in places.members)
-    screen.say(f"joined {parsed.cluster} as {ids}")
+    probation = ", on probation: it gets a few layers, which others compute again" if parsed.is_public else ""
+    screen.say(f"joined {parsed.cluster} as {ids}{probation}")
     serve_places(places, arguments, screen)
 
 

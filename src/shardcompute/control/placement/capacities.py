@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardcompute.control.placement.parallelism import PIPELINE, Parallelism
 from shardcompute.control.policy import PlacementPolicy
-from shardcompute.control.sizes import Sizes, sizes_of
+from shardcompute.control.sizes import INNER, Sizes, sizes_of
 from shardcompute.control.state import Assignment, MeasuredLink, Model, RankSeat
 from shardcompute.models.tensor_share import Exchange
 
@@ -40,6 +40,13 @@ class NodeCapacity:
     ranks: tuple[RankSeat, ...] = ()
     """Of a group: its machines, the leading one first."""
     exchange: Exchange = "gather"
+    kept_bytes: int = 0
+    """Of its memory, what is not offered: room to compute again what machines on probation compute."""
+
+    @property
+    def is_inner(self) -> bool:
+        """It may hold no boundary layer."""
+        return self.holding.startswith(INNER)
 
     @property
     def machines(self) -> int:

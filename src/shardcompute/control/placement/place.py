@@ -271,7 +271,12 @@ def _filter_words(
     missing = rank_shortage(request, able)
     if missing:
         asked = (*asked, f"that cannot be had: {missing}")
-    return (*asked, first, *(f"filter: {node} is {why}" for node, why in refused))
+    limited = (
+        f"filter: {offer.node} is on probation: a few inner layers, {format_bytes(offer.memory_bytes)} at most"
+        for offer in able
+        if offer.is_inner
+    )
+    return (*asked, first, *limited, *(f"filter: {node} is {why}" for node, why in refused))
 
 
 def _whole_bytes(request: Request, able: tuple[NodeCapacity, ...]) -> int:
@@ -342,8 +347,8 @@ def choose_standbys(
     current: Iterable[Assignment] = (),
 ) -> tuple[Assignment, ...]:
     """One stage for each spare machine to hold ready: the one that it holds, else the largest that fits and that no
-    other covers."""
-    sizes, offers = request.sizes, {offer.node: offer for offer in spare}
+    other covers. Nobody waits for a machine on probation."""
+    sizes, offers = request.sizes, {offer.node: offer for offer in spare if not offer.is_inner}
     usual = sizes.on(usual_holding(offer.holding for offer in offers.values()))
     open_stages = sorted(
         stages, key=lambda stage: (-usual.memory_bytes(stage.start, stage.stop), stage.start)

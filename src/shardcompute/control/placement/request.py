@@ -11,6 +11,7 @@ from shardcompute.backends.exactness import parse_class
 from shardcompute.backends.footprint import RANK_BACKENDS
 from shardcompute.control.placement.capacities import MeasuredGroup, NodeCapacity, Request
 from shardcompute.control.placement.parallelism import PIPELINE
+from shardcompute.control.placement.strangers import offer_to_strangers
 from shardcompute.control.sizes import needs_of, shape_of, sizes_of
 from shardcompute.control.state import Chain, ClusterState, LayerTime, Model, Node
 from shardcompute.control.transitions.state_updates import claimed_bytes
@@ -98,6 +99,8 @@ def _request_of(
     why = _NO_FALLBACK if model.runner else _NO_ADAPTERS
     unfit = tuple((node.id, why) for node in found if not node.can_run(model))
     offers = _of_one_class(state, model, offers, () if chain is None else chain.members)
+    offers, unchecked = offer_to_strangers(state, model, offers, () if chain is None else chain.stages)
+    unfit += unchecked
     named = {offer.node for offer in offers} | {state.driver}
     links = tuple(
         link

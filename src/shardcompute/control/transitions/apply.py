@@ -306,7 +306,9 @@ def _release(state: ClusterState, event: happened.ChainReleased) -> ClusterState
 
 def _remember(state: ClusterState, event: happened.StateRemembered) -> ClusterState:
     # Who drives and what counts as good is said by whoever starts the cluster now.
-    return replace(event.state, driver=state.driver, health=state.health, placing=state.placing)
+    return replace(
+        event.state, driver=state.driver, health=state.health, placing=state.placing, pooling=state.pooling
+    )
 
 
 _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {

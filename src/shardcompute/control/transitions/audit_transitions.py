@@ -10,7 +10,14 @@ from msgspec.structs import replace
 from shardcompute.control import events as happened
 from shardcompute.control.driver_placement import HOME
 from shardcompute.control.state import AuditShard, ClusterState, Node
-from shardcompute.control.transitions.state_updates import forget_moves, interrupt, with_chain, with_node
+from shardcompute.control.transitions.state_updates import (
+    forget_moves,
+    interrupt,
+    is_on_probation,
+    with_chain,
+    with_node,
+)
+from shardcompute.trust.pools import admitted, after_finding
 from shardcompute.trust.reputation import NEW, after_audit, is_expelled
 
 
@@ -29,6 +36,7 @@ def _end(state: ClusterState, event: happened.AuditEnded) -> ClusterState:
 
 def _settle(state: ClusterState, event: happened.AuditSettled) -> ClusterState:
     """Also of a node that is away: it is who it was when it comes back."""
+    state = _judge_stranger(state, event)
     node = state.nodes.get(event.node)
     if node is None:
         return state
@@ -66,6 +74,28 @@ def _expel(state: ClusterState, node: Node, reason: str) -> ClusterState:
     return forget_moves(state)
 
 
+def _admit(state: ClusterState, event: happened.StrangerAdmitted) -> ClusterState:
+    pool = admitted(state.pool, event.node, event.network, event.at_s)
+    return _mark(replace(state, pool=pool), event.node)
+
+
+def _judge_stranger(state: ClusterState, event: happened.AuditSettled) -> ClusterState:
+    member = state.pool.get(event.node)
+    if member is None:
+        return state
+    judged = after_finding(member, state.pooling, event.finding, event.windows, event.reason, event.at_s)
+    state = _mark(replace(state, pool={**state.pool, event.node: judged}), event.node)
+    # With a record it may be asked for other layers than before.
+    return forget_moves(state) if judged.standing != member.standing else state
+
+
+def _mark(state: ClusterState, node_id: str) -> ClusterState:
+    node = state.nodes.get(node_id)
+    if node is None:
+        return state
+    return with_node(state, replace(node, is_on_probation=is_on_probation(state, node_id)))
+
+
 def _pardon(state: ClusterState, event: happened.NodePardoned) -> ClusterState:
     node = state.nodes.get(event.node)
     if node is None or not node.quarantine:
@@ -82,4 +112,5 @@ AUDITS: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.AuditEnded: _end,
     happened.AuditSettled: _settle,
     happened.NodePardoned: _pardon,
+    happened.StrangerAdmitted: _admit,
 }

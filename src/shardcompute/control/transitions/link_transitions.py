@@ -22,6 +22,7 @@ from shardcompute.control.transitions.state_updates import (
     forget_left,
     forget_moves,
     interrupt,
+    is_on_probation,
     live_node,
     with_node,
 )
@@ -152,7 +153,9 @@ def _break(state: ClusterState, event: happened.LinkBroken) -> ClusterState:
     is_known = event.reporter in (COORDINATOR, state.driver)
     if not is_known and live_node(state, event.reporter) is None:
         return state
-    node = _accuse(node, event.reporter, state.health, event.now_s)
+    if not is_on_probation(state, event.reporter):
+        # Strangers throw nobody out: of what they say only that a link of theirs does not carry is believed.
+        node = _accuse(node, event.reporter, state.health, event.now_s)
     state = with_node(loosen_drivers(state, event.reporter, event.node), node)
     reason = f"the link between {event.reporter} and {event.node} broke"
     interrupted = _interrupt_across(state, event.reporter, event.node, reason)

@@ -25,6 +25,7 @@ from shardcompute.control.transitions.state_updates import (
     forget_left,
     forget_moves,
     interrupt,
+    is_on_probation,
     live_node,
     trim_standbys,
     with_chain,
@@ -82,6 +83,7 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
         probes=probes,
         refusals=measured.refusals if measured else (),
         **_standing_of(old),
+        is_on_probation=is_on_probation(state, event.node),
     )
     state = with_node(state, replace(node, status=_settled_status(node)))
     if node.can_work and (old is None or not old.is_live):

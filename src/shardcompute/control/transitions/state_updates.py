@@ -27,6 +27,12 @@ def live_node(state: ClusterState, node_id: str, incarnation: int | None = None)
     return node
 
 
+def is_on_probation(state: ClusterState, node_id: str) -> bool:
+    """Whether it came without a token, and has no record yet."""
+    member = state.pool.get(node_id)
+    return member is not None and member.is_on_probation
+
+
 def interrupt(state: ClusterState, chain: Chain, reason: str, *, lost: str = "") -> ClusterState:
     """This epoch of the chain is over, where a stage was `lost`: because of that node."""
     if not chain.is_live:

@@ -65,6 +65,9 @@ def _node_events(old: Node | None, node: Node) -> Iterator[EventView]:
     elif node.quarantine and old is not None and not old.quarantine:
         text = f"{node.name} is in quarantine: {node.quarantine}"
         yield EventView(kind="node", tone="bad", text=text, node=node.id)
+    elif old is not None and old.is_on_probation and not node.is_on_probation and not node.quarantine:
+        text = f"{node.name} is promoted: what it computed on probation passed all audits"
+        yield EventView(kind="node", tone="good", text=text, node=node.id)
     elif old is not None and old.quarantine and not node.quarantine:
         yield EventView(kind="node", tone="good", text=f"{node.name} is pardoned", node=node.id)
     elif node.is_draining and old is not None and not old.is_draining:

@@ -57,6 +57,7 @@ from shardcompute.node.admin.views import (
     UnusedDeviceView,
     by_name,
 )
+from shardcompute.trust.pools import standing_in_words
 from shardcompute.wire import StageTiming
 
 _SHOWN_MOVES = 5
@@ -105,6 +106,7 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         reputation=node.reputation,
         audits=node.audits,
         audits_failed=node.audits_failed,
+        standing=standing_in_words(state.pool[node.id], state.pooling) if node.id in state.pool else "",
         rest_reason=node.rest_reason,
         is_standby=node.is_standby,
         layers=tuple(

@@ -140,6 +140,8 @@ class NodeView:
     """What its audits have earned it, from 0 to 1 (`docs/trust.md`)."""
     audits: int = 0
     audits_failed: int = 0
+    standing: str = ""
+    """Of a machine that came without a token: on probation, promoted or expelled, and why (`docs/pools.md`)."""
     rest_reason: str = ""
     """Why its owner does not let it work now; "": it may. Of status `resting`, it does not."""
     layers: tuple[HeldLayers, ...] = ()

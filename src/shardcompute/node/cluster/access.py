@@ -13,6 +13,7 @@ from pathlib import Path
 
 from shardcompute.core.errors import UsageError
 from shardcompute.node.cluster.record import ClusterNotes, authority_folder
+from shardcompute.node.cluster.strangers import StrangerDesk
 from shardcompute.node.enrolment.admission import Application, Companion
 from shardcompute.node.enrolment.certificate_issuer import CertificateIssuer
 from shardcompute.node.enrolment.pairing_server import PairingServer
@@ -30,6 +31,7 @@ from shardcompute.security.api_keys import NO_LIMITS
 from shardcompute.security.pairing.codes import PairingCode, PairingDesk
 from shardcompute.security.revocations import load_revocations, save_revocations
 from shardcompute.security.token_book import TokenSummary
+from shardcompute.security.tokens import PUBLIC_ID, PUBLIC_SECRET, JoinToken
 
 log = logging.getLogger(__name__)
 _PAIRED_LIFE_S = 600.0
@@ -58,6 +60,7 @@ class ClusterAccess:
         self._pairing = PairingDesk()
         self._on_pairing: Callable[[str, bool], None] = lambda machine, is_right: None
         self._on_joined: Callable[[str, str, str], None] = lambda node, role, token_id: None
+        self._strangers: StrangerDesk | None = None
         self._tokens = notes.read("tokens", TokenBook.from_bytes, TokenBook())
         self._keys = notes.read("keys", KeyBook.from_bytes, KeyBook())
         self._revocations = self._open_revocations(recovers)
@@ -110,8 +113,32 @@ class ClusterAccess:
             self._tokens = self._tokens.revoke(token_id)
             self._notes.keep("tokens", self._tokens.to_bytes())
 
-    def admit(self, application: Application, issuer: CertificateIssuer) -> list[str]:
-        """Certificates of who applies and of its companions, for a token that lets them in."""
+    def open_pool(self, strangers: StrangerDesk) -> None:
+        """Let machines in without a token as well."""
+        self._strangers = strangers
+
+    def public_token(self) -> str:
+        """What anybody may join an open cluster with: it names the cluster, and is no secret."""
+        token = JoinToken(
+            PUBLIC_ID,
+            PUBLIC_SECRET,
+            tuple(self._join_addresses()),
+            self._authority.fingerprint,
+            self._authority.name,
+        )
+        return token.encode()
+
+    def has_admitted(self, node: str) -> bool:
+        """Whether a node has come with a token, be that as good as it was or not."""
+        return any(record.has_admitted(node) for record in self._tokens.records)
+
+    def admit(self, application: Application, issuer: CertificateIssuer, peer: str = "") -> list[str]:
+        """Certificates of who applies and of its companions, for a token that lets them in; where the cluster is open,
+        without one, on probation."""
+        if self._strangers is not None and application.token_id == PUBLIC_ID:
+            certificates = self._strangers.admit(application, peer, issuer)
+            self._on_joined(application.node_id, application.role, PUBLIC_ID)
+            return certificates
         if application.role not in (Role.WORKER.value, Role.DRIVER.value):
             raise UsageError(f"nobody joins as {application.role!r}")
         role, now_s = Role(application.role), time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from shardcompute.control.events import LayoutKept, ModelDropped, ModelRequested
 from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.placement.rank_groups import check_ranks
 from shardcompute.control.sizes import describe_card
+from shardcompute.control.transitions.state_updates import is_on_probation
 from shardcompute.core.errors import LinkError
 from shardcompute.core.fields import shorten
 from shardcompute.core.generation import GenerationRequest
@@ -36,6 +38,7 @@ from shardcompute.node.cluster.preparation import (
 )
 from shardcompute.node.cluster.record import ClusterNotes, create_authority, open_record
 from shardcompute.node.cluster.served_files import ServedFiles
+from shardcompute.node.cluster.strangers import StrangerDesk, forgotten
 from shardcompute.node.cluster.teaching import DraftHeadTeaching
 from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
@@ -54,6 +57,8 @@ from shardcompute.relay.server import RelayView
 from shardcompute.security import (
     Revocations,
 )
+from shardcompute.security.receipts import new_receipt_id
+from shardcompute.trust.pools import PoolPolicy
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.wire import Message
@@ -100,6 +105,7 @@ class Cluster:
                 Peer(self.node, self._endpoint.url), self.coordinator, self._endpoint.dialler("driver")
             )
             self.auditor = self._open_auditor()
+            self._open_pool_of_strangers()
             self.draft_heads = DraftHeadTeaching(
                 self._files,
                 self.pool,
@@ -157,6 +163,7 @@ class Cluster:
             on_overdue=lambda overdue: self.coordinator.step_overdue(overdue),
             on_ring=lambda *timed: self.coordinator.ring_timed(*timed),
             credentials=lambda: self._endpoint.credentials,
+            prepare=self._with_checks,
             on_asked=self._asked,
             on_receipt=self._made_receipt,
         )
@@ -193,7 +200,7 @@ class Cluster:
 
     def _open_auditor(self) -> Auditor | None:
         rate = self.options.audit_rate
-        if rate <= 0.0:
+        if rate <= 0.0 and self.options.pool is None:
             return None
         return Auditor(
             rate,
@@ -208,6 +215,40 @@ class Cluster:
         """In the auditor's thread."""
         self.ledger.audited(record)
         self.pool.receipts.mark(record.receipt, record.judgement.outcome)
+        if any(each.finding == "failed" for each in record.judgement.blames):
+            # What was found is applied before this has its turn.
+            self.coordinator.later(lambda: self.coordinator.background(self._throw_out_expelled))
+
+    def _open_pool_of_strangers(self) -> None:
+        """Whoever came without a token is a stranger still, whether or not others may come now."""
+        for event in forgotten(self._notes, self.coordinator.state.pool):
+            self.coordinator.post(event)
+        if self.options.pool is not None:
+            self.access.open_pool(
+                StrangerDesk(
+                    self.options.pool,
+                    self._notes,
+                    lambda: self.coordinator.state,
+                    self.coordinator.post,
+                    self.access.has_admitted,
+                )
+            )
+
+    def _throw_out_expelled(self) -> None:
+        """Their certificates are refused everywhere from now on; in any thread."""
+        for node, member in self.coordinator.state.pool.items():
+            if member.standing == "expelled" and node not in self.access.revocations.node_ids:
+                self.revoke_node(node)
+
+    def _with_checks(self, chain: str, request: GenerationRequest) -> GenerationRequest:
+        """What strangers compute is audited wholly: such answers have receipts, and begin with nothing that is kept of
+        others, which could not be computed again."""
+        state = self.coordinator.state
+        known = state.chains.get(chain)
+        if known is None or not any(is_on_probation(state, node) for node in known.members):
+            return request
+        receipt = request.receipt or new_receipt_id()
+        return dataclasses.replace(request, receipt=receipt, cache_salt=receipt)
 
     def _take(self, message: Message, body: memoryview, sender: str) -> None:
         """What stages send: of chains that are served, and of what is computed again."""
@@ -222,7 +263,11 @@ class Cluster:
             self._journal,
             InProcessDriver(self.node, self.pool),
             dial=lambda url, node: self._endpoint.dial(url, "probe", node, only_direct=True),
-            initial=ClusterState(driver=self.node, placing=options.placing or PlacementPolicy()),
+            initial=ClusterState(
+                driver=self.node,
+                placing=options.placing or PlacementPolicy(),
+                pooling=options.pool or PoolPolicy(),
+            ),
             revocations=lambda: self.access.revocations.to_bytes(),
             sign=self._network.issuer.renew,
             grant=lambda peer: self._network.relays.grant(peer),
@@ -245,6 +290,7 @@ class Cluster:
         if self.coordinator.state.placing.most_chains > 1:
             self._see_demand()
         self._network.attend()
+        self.coordinator.background(self._throw_out_expelled)
 
     # What is done now and then, in the coordinator's thread
 

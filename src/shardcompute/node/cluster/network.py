@@ -130,8 +130,8 @@ class ClusterNetwork:
             raise LinkError("the coordinator is reached by its address alone")
         return self.endpoint.reach.answer(caller, offer)
 
-    def _admit(self, application: Application) -> Admission:
-        certificate, *others = self._access.admit(application, self.issuer)
+    def _admit(self, application: Application, peer: str) -> Admission:
+        certificate, *others = self._access.admit(application, self.issuer, peer)
         return Admission(certificate, [*self.addresses.control_urls(), *self.relays.doors], others)
 
     def close_doors(self) -> None:

@@ -15,6 +15,7 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.pool import PATIENCE_S
 from shardcompute.node.driver.repair_wait import QUIET_S
 from shardcompute.node.reach.cluster_relays import RelayOptions
+from shardcompute.trust.pools import PoolPolicy
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.wire import Transports, default_transports
 from shardcompute.wire.codecs.mode import EXACT
@@ -59,5 +60,7 @@ class ClusterOptions:
     """Where nodes meet that cannot dial each other."""
     audit_rate: float = 0.0
     """The share of what machines of good reputation compute that is computed again elsewhere; 0: nothing is audited."""
+    pool: PoolPolicy | None = None
+    """By which machines come in without a token; None: nobody does."""
     recovers_journal: bool = False
     """Go on with what is left of a journal that is missing or damaged."""

@@ -104,13 +104,16 @@ class DriverPool:
         credentials: Callable[[], Credentials] | None = None,
         on_receipt: Callable[[str, bytes], None] = lambda receipt, packed: None,
         on_asked: Callable[[GenerationRequest], None] = lambda request: None,
+        prepare: Callable[[str, GenerationRequest], GenerationRequest] = lambda chain, request: request,
     ) -> None:
         """`hosted` knows the chains that workers drive; without it all of them are driven here. `on_step`
         hears how stages spent their time on each step, `on_ring` what many of them took, `on_overdue` of steps whose
         results are missed. Streams
         wait `patience_s` for a model that nobody can serve any more, and `quiet_s` for one whose loading comes no
         further. With `credentials` answers can have receipts, of which `on_receipt` hears, also of those that were made
-        on other machines, and `on_asked` of the requests that are to have one."""
+        on other machines, and `on_asked` of the requests that are to have one. `prepare` may change
+        a request for the chain that it goes to."""
+        self._prepare = prepare
         self._on_asked = on_asked
         self._on_receipt = on_receipt
         self.url = url
@@ -418,6 +421,7 @@ class DriverPool:
         found, adapter = self._find(model)
         name, request = found.name, replace(request, adapter=adapter)
         chain, driver = self._choose_driver(name, request)
+        request = self._prepare(chain, request)
         deltas = DeltaStream()
         check_receipt(request, self._collector)
         if request.receipt:

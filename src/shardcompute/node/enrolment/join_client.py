@@ -93,7 +93,7 @@ def _apply(
         except (ValueError, RecursionError, OSError) as error:
             raise LinkError(f"the coordinator did not answer as it should: {error}") from error
     if admission.error:
-        hint = "ask the coordinator for a new token"
+        hint = "ask the operator of the pool" if token.is_public else "ask the coordinator for a new token"
         raise rebuild_error(admission.code, admission.error, hint, otherwise=AuthError)
     issued = [admission.certificate_pem, *admission.companion_pems]
     if len(issued) != len(identities):

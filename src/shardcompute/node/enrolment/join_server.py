@@ -38,7 +38,8 @@ _WATCH_S = 0.5
 
 
 class JoinServer:
-    """Listens for applicants. `admit` decides on applications; it raises AuthError to refuse."""
+    """Listens for applicants. `admit` decides on applications and knows from where they come; it raises AuthError to
+    refuse."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class JoinServer:
         port: int,
         context: ssl.SSLContext,
         authority_pem: str,
-        admit: Callable[[Application], Admission],
+        admit: Callable[[Application, str], Admission],
         *,
         pairing: PairingServer | None = None,
         timeout_s: float = TIMEOUT_S,
@@ -156,7 +157,7 @@ class JoinServer:
 
     def _judge(self, application: Application, peer: str) -> Admission:
         try:
-            return self._admit(application)
+            return self._admit(application, peer)
         except ShardComputeError as error:
             self._limited_log.warning(peer, "an applicant from %s was refused: %s", peer, error.message)
             return Admission(error=error.message, code=type(error).__name__)

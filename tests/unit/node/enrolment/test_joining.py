@@ -68,7 +68,7 @@ class Desk:
         )
         return token
 
-    def _admit(self, application: Application) -> Admission:
+    def _admit(self, application: Application, peer: str) -> Admission:
         self.heard.append(application)
         if self.refusal is not None:
             raise self.refusal
@@ -320,7 +320,7 @@ def test_a_port_in_use(desk: Desk) -> None:
     desk.open()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with pytest.raises(LinkError, match="cannot be used for joining"):
-        JoinServer("127.0.0.1", desk.port, context, "", lambda _: Admission())
+        JoinServer("127.0.0.1", desk.port, context, "", lambda *_: Admission())
 
 
 def test_nothing_but_usage_comes_of_a_role_that_is_none(desk: Desk, tmp_path: Path) -> None:

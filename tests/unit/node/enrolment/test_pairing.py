@@ -53,7 +53,7 @@ class PairingCluster:
             0,
             self.context,
             authority.certificate_pem,
-            lambda application: Admission(error="no", code="AuthError"),
+            lambda application, peer: Admission(error="no", code="AuthError"),
             timeout_s=20.0,
             pairing=PairingServer(self.codes, authority.fingerprint, self._grant, self.refused.append),
         )

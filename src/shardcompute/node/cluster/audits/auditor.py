@@ -11,6 +11,7 @@ import queue
 import re
 import secrets
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -45,9 +46,10 @@ from shardcompute.node.driver.receipts.store import unpack_text
 from shardcompute.node.rpc.commands import ShowRows, decode_rows
 from shardcompute.security.receipts import ReceiptError, read_receipt, verify_receipt
 from shardcompute.security.receipts.records import NONCE_BYTES, Receipt
+from shardcompute.trust.distributions import WINDOW
 from shardcompute.trust.draws import SECRET_BYTES, commit_secret, is_drawn
 from shardcompute.trust.judgement import Comparison, Judgement, contradiction, is_fair, judge, withheld
-from shardcompute.trust.reputation import audit_rate
+from shardcompute.trust.pools import may_audit, rate_of, weigh
 
 log = logging.getLogger(__name__)
 _MOST_REQUESTS = 4096
@@ -186,10 +188,11 @@ class Auditor:
             log.info("%s is not of a kind that can be audited", receipt_id)
             return
         for position, stage in enumerate(answer.stages):
-            node = self._coordinator.state.nodes.get(stage.claim.node)
+            state = self._coordinator.state
+            node, member = state.nodes.get(stage.claim.node), state.pool.get(stage.claim.node)
             if node is None or stage.claim.ranks or not stage.signed:
                 continue
-            if is_drawn(self._secret, stage.signed, audit_rate(self._rate, node.reputation)):
+            if is_drawn(self._secret, stage.signed, rate_of(member, self._rate, node.reputation)):
                 self._audit(_Draw(answer, request, position))
 
     def _contradicted(self, receipt: Receipt, error: ReceiptError) -> None:
@@ -222,7 +225,7 @@ class Auditor:
             record = AuditRecord(
                 draw.answer.receipt, claim.node, claim.start, claim.stop, tuple(auditors), judgement
             )
-            self._settle(record)
+            self._settle(record, draw.answer.rows // WINDOW)
 
     def _judged(self, draw: _Draw, auditors: list[str]) -> Judgement | None:
         """None: there is nobody who could compute it again."""
@@ -291,6 +294,7 @@ class Auditor:
             and node.status == "ready"
             and node.id != claim.node
             and node.id not in used
+            and may_audit(state.pool.get(node.id), state.pool.get(claim.node))
             and node.can_run(requested.model)
             and _has_room(state, requested.model, node, claim.start, claim.stop, draw.answer.rows)
         ]
@@ -356,15 +360,20 @@ class Auditor:
             return compare_picks(draw.answer.tokens[draw.answer.picked_from + 1 :], computed)
         return compare_scores(draw.request.sampling, computed, (audited, auditor))
 
-    def _settle(self, record: AuditRecord) -> None:
-        judgement = record.judgement
+    def _settle(self, record: AuditRecord, windows: int = 0) -> None:
+        judgement = weigh(record.judgement, self._coordinator.state.pool)
+        record = replace(record, judgement=judgement)
         words = "; ".join(f"{each.node}: {each.reason}" for each in judgement.blames if each.reason)
         level = logging.INFO if judgement.outcome in ("passed", "inconclusive") else logging.WARNING
         log.log(level, "audit of %s for %s: %s %s", record.node, record.receipt, judgement.outcome, words)
         for blame in judgement.blames:
             now_s = self._coordinator.now_s()
             reason = shorten(blame.reason)
-            self._coordinator.post(AuditSettled(blame.node, blame.finding, reason, record.receipt, now_s))
+            self._coordinator.post(
+                AuditSettled(
+                    blame.node, blame.finding, reason, record.receipt, now_s, windows, at_s=time.time()
+                )
+            )
         self._on_audit(record)
 
 

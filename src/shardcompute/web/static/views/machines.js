@@ -158,6 +158,7 @@ function factsOf(node) {
     ["Resident", node.resident_bytes ? `${bytes(node.resident_bytes)}: all that its process takes now` : "it does not say"], ["On its disk", cached.join(", ") || "nothing"]];
   if (node.role === "worker") facts.push(["Speed", speedOf(node)]);
   if (node.audits) facts.push(["Audits", `${node.audits}, of which ${node.audits_failed} against it; reputation ${node.reputation.toFixed(2)}`]);
+  if (node.standing) facts.push(["Standing", `${node.standing}; it came without a token`]);
   if (node.memory_reason) facts.push(["Offers less since", node.memory_reason]);
   return node.status_reason ? [...facts, ["Why", node.status_reason]] : facts;
 }
