@@ -288,7 +288,9 @@ def _relief(state: ClusterState, chain: Chain, request: Request) -> MoveTarget |
         if gentle and 2 * score(request, gentle.stages).score >= score(request, best.stages).score:
             best = gentle
     offered = {offer.node for offer in request.offers}
-    names = ", ".join(name_of(state, node) for node in chain.members if node not in offered)
+    leaving = [node for node in chain.members if node not in offered]
+    leaving = leaving or [node for node in chain.members if state.nodes[node].is_on_probation]
+    names = ", ".join(name_of(state, node) for node in leaving)
     change = change_in_words(state, chain.stages, best.stages)
     return MoveTarget(best.stages, f"{names} is to be relieved: {change}", is_urgent=True)
 
@@ -298,11 +300,12 @@ def is_draining(state: ClusterState, chain: Chain) -> bool:
 
 
 def has_unchecked(state: ClusterState, chain: Chain, now_s: float) -> bool:
-    """Whether a machine on probation computes for it whose layers nobody could compute again any more."""
+    """Whether a machine on probation computes for it that may not have its layers, or no more: nobody could compute them
+    again, or it lost its record."""
     if not any(state.nodes[node].is_on_probation for node in chain.members):
         return False
     request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
-    return not set(chain.members) <= {offer.node for offer in request.offers}
+    return not is_possible(request, chain.stages)
 
 
 def _not_loaded(state: ClusterState, chain: Chain, stages: tuple[Assignment, ...]) -> tuple[Assignment, ...]:

@@ -43,6 +43,9 @@ class PoolPolicy(Struct, frozen=True):
     """Windows of 32 rows that were audited, every one of which passed."""
     least_age_s: float = _DAY_S
     """No record is worth anything before that: whoever asks for the work that it does itself gains no time."""
+    promoted_rate: float = 0.25
+    """Of what promoted machines compute at least so much is audited for good: a record shows what a key did, not what
+    it will do, and a name must not be worth much to whoever waits for it in order to cheat."""
     most_layers: int = 4
     most_share: float = 0.125
     """Of the model's layers, whichever is less, but one at least."""
@@ -132,11 +135,14 @@ def admitted(pool: Pool, node: str, network: str, now_s: float) -> dict[str, Poo
 def after_finding(
     member: PoolMember, policy: PoolPolicy, finding: Finding, windows: int, reason: str, now_s: float
 ) -> PoolMember:
-    """After an audit of so many windows. A contradiction expels for good, whoever it was before; a record promotes."""
+    """After an audit of so many windows. A contradiction expels for good, whoever it was before; a record promotes;
+    rows that are not shown, and disputes, end a record: it begins anew."""
     if finding == "failed":
         return replace(member, standing="expelled", reason=reason, decided_s=now_s)
-    if finding != "passed" or not member.is_on_probation:
+    if member.standing == "expelled" or (finding == "passed" and not member.is_on_probation):
         return member
+    if finding != "passed":
+        return replace(member, standing="probation", windows=0, reason=reason, decided_s=now_s)
     member = replace(member, windows=member.windows + windows)
     if member.windows < policy.promoted_after or now_s - member.admitted_s < policy.least_age_s:
         return member
@@ -145,17 +151,24 @@ def after_finding(
     )
 
 
-def rate_of(member: PoolMember | None, base: float, reputation: float) -> float:
-    """The share of a machine's answers that is audited: all of them on probation."""
-    return 1.0 if member is not None and member.is_on_probation else audit_rate(base, reputation)
+def suspends(member: PoolMember | None, finding: Finding) -> bool:
+    """Whether this finding alone puts a machine in quarantine, whatever its reputation: on probation, all but passing.
+    That is no proof, and an operator may pardon it."""
+    return member is not None and member.is_on_probation and finding != "passed"
 
 
-def may_audit(auditor: PoolMember | None, audited: PoolMember | None) -> bool:
-    """Strangers are judged by those who came with a token alone, and judge nobody on probation: else many keys of one
-    hand would vouch for each other."""
-    if auditor is None:
-        return True
-    return audited is None and auditor.standing == "promoted"
+def rate_of(member: PoolMember | None, policy: PoolPolicy, base: float, reputation: float) -> float:
+    """The share of a machine's answers that is audited: all of them on probation, many of them after that."""
+    usual = audit_rate(base, reputation)
+    if member is None:
+        return usual
+    return 1.0 if member.is_on_probation else max(policy.promoted_rate, usual)
+
+
+def may_audit(auditor: PoolMember | None) -> bool:
+    """Whoever came without a token judges nobody, record or not: else keys of one hand would vouch for each other, and
+    two of them together could convict a machine that came with a token."""
+    return auditor is None
 
 
 def weigh(judgement: Judgement, pool: Pool) -> Judgement:

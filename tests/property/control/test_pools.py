@@ -56,20 +56,23 @@ def test_limits_hold_for_any_schedule_of_joins(schedule: list[tuple[int, int, fl
         elif node in pool:
             before = pool[node]
             pool[node] = after_finding(before, POLICY, what, 1, "why", now_s)
-            honest[node] = honest.get(node, 0) + (what == "passed" and before.is_on_probation)
+            ends_record = what in ("withheld", "disputed")
+            honest[node] = (
+                0 if ends_record else honest.get(node, 0) + (what == "passed" and before.is_on_probation)
+            )
         here = [each for each in pool.values() if each.standing != "expelled"]
         for each in {member.network for member in here}:
             assert sum(member.network == each for member in here) <= POLICY.per_network
         assert sum(member.is_on_probation for member in here) <= POLICY.most_on_probation
         assert sum(now_s - at_s < HOUR_S for at_s in joined_s) <= POLICY.joins_per_hour
         for id, member in pool.items():
-            assert rate_of(member, 0.01, 1.0) == (1.0 if member.standing == "probation" else 0.01)
+            assert not may_audit(member)
+            assert rate_of(member, POLICY, 0.01, 1.0) == (1.0 if member.standing == "probation" else 0.25)
             if member.standing == "promoted":
                 assert honest[id] >= POLICY.promoted_after
                 assert member.decided_s - member.admitted_s >= POLICY.least_age_s
             if member.standing == "expelled":
                 assert "expelled" in why_refused(pool, POLICY, id, "elsewhere", now_s + 1e9)
-                assert not may_audit(member, None)
 
 
 def test_networks_are_those_that_one_party_has() -> None:

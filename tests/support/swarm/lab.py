@@ -627,6 +627,7 @@ def swarm(
     choose_backend: Callable[[Checkpoint, str], CpuBackendChoice] | None = None,
     audit_rate: float = 0.0,
     pool: PoolPolicy | None = None,
+    canaries_every_s: float = 0.0,
     **options: Any,
 ) -> Iterator[LabSwarm]:
     """A swarm that serves these checkpoints already, from workers with room for `layers` layers each; `backends`
@@ -650,6 +651,7 @@ def swarm(
         choose_backend=choose_backend,
         audit_rate=audit_rate,
         pool=pool,
+        canaries_every_s=canaries_every_s,
     )
     with LabSwarm(folder, {_name_of(path): path for path in checkpoints}, cluster, **options) as lab:
         for room, backend in itertools.zip_longest(layers, backends, fillvalue=""):

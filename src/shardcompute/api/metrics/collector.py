@@ -215,6 +215,16 @@ def _memory_parts(node: NodeView) -> Iterator[tuple[str, int]]:
     yield "resident", node.resident_bytes
 
 
+def _drifts(cluster: ClusterHealth) -> Iterator[tuple[MetricRow, Values]]:
+    found = {
+        (node.id, node.name): cluster.drifts[node.id] for node in cluster.nodes if node.id in cluster.drifts
+    }
+    yield table.CANARIES, {labels: drift.canaries for labels, drift in found.items()}
+    yield table.CANARIES_DIFFERED, {labels: drift.differed for labels, drift in found.items()}
+    yield table.NODE_DRIFT, {labels: drift.level for labels, drift in found.items()}
+    yield table.CHAINS_DRIFTING, {(): cluster.drifting_chains}
+
+
 def _health(cluster: ClusterHealth) -> Iterator[tuple[MetricRow, Values]]:
     yield table.NODES, _by_name(cluster.nodes_by_status)
     yield table.NODE_MEMORY, {(node.id, node.name): node.memory_bytes for node in cluster.nodes}
@@ -244,6 +254,7 @@ def _health(cluster: ClusterHealth) -> Iterator[tuple[MetricRow, Values]]:
     yield table.LINK_RTT, {(link.a, link.b): link.rtt_s for link in cluster.links if link.is_open}
     yield table.LINKS_OPEN, {(link.a, link.b): link.is_open for link in cluster.links}
     yield table.LINK_RUNG, {(link.a, link.b, link.rung): 1 for link in cluster.links if link.is_open}
+    yield from _drifts(cluster)
     yield table.DRAFTERS, {(*labels, state): 1 for labels, state in cluster.drafters.items()}
     yield table.WEIGHTS_SENT, _by_name(cluster.weights_sent_bytes)
     yield table.UNRECORDED, {(): cluster.unrecorded}

@@ -255,6 +255,30 @@ UNRECORDED = MetricRow(
     (),
     "Changes of the cluster that could not be written to the coordinator's disk yet.",
 )
+CANARIES = MetricRow(
+    ("shardcompute_canaries_total",),
+    "counter",
+    ("node", "name"),
+    "Canaries whose answers a machine had a part in, and which were compared with known ones (`--canaries`).",
+)
+CANARIES_DIFFERED = MetricRow(
+    ("shardcompute_canaries_differed_total",),
+    "counter",
+    ("node", "name"),
+    "Of these, the ones that were not answered as known.",
+)
+NODE_DRIFT = MetricRow(
+    ("shardcompute_node_drift",),
+    "gauge",
+    ("node", "name"),
+    "Share of canaries' tokens behind the first that differed, where a machine had a part; with a half-life of a week.",
+)
+CHAINS_DRIFTING = MetricRow(
+    ("shardcompute_chains_drifting",),
+    "gauge",
+    (),
+    "Chains of which at least two of the last four canaries were not answered as known.",
+)
 
 GROUPS: tuple[MetricGroup, ...] = (
     MetricGroup(
@@ -321,6 +345,10 @@ GROUPS: tuple[MetricGroup, ...] = (
             DRAFTERS,
             WEIGHTS_SENT,
             UNRECORDED,
+            CANARIES,
+            CANARIES_DIFFERED,
+            NODE_DRIFT,
+            CHAINS_DRIFTING,
         ),
     ),
 )

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shardcompute.cli.format import parse_duration
 from shardcompute.cli.options.https import Https, HttpsChoice, TlsCert, TlsKey
 from shardcompute.cli.options.keys import AllowedHost, RequireKey, ServerKeyFile
 from shardcompute.core.settings import Settings, check_origin
@@ -356,6 +357,18 @@ OpenPool = Annotated[
 ]
 
 
+Canaries = Annotated[
+    float | None,
+    typer.Option(
+        "--canaries",
+        metavar="TIME",
+        parser=parse_duration,
+        help="Ask known prompts about so often, such as 10m, at times that nobody can foresee, and say when answers "
+        "are not what they were.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ServingArguments:
     """Which model to serve, and where clients reach it."""
@@ -408,6 +421,7 @@ class ClusterArguments:
     receipts: ReceiptsOption = False
     audit_rate: AuditRate = 0.0
     open: OpenPool = False
+    canaries: Canaries = None
     draft_model: DraftModel = None
     via_coordinator: ViaCoordinator = False
     recover_journal: RecoverJournal = False

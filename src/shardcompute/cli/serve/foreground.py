@@ -138,6 +138,8 @@ class ClusterPlan:
             transports=open_transports(self.shape),
             audit_rate=given.audited_share,
             pool=PoolPolicy() if given.open else None,
+            has_receipts=given.receipts or given.audited_share > 0.0,
+            canaries_every_s=given.canaries or 0.0,
             recovers_journal=given.recover_journal,
         )
 
@@ -350,7 +352,7 @@ def _run_leader(
             image_urls=plan.serving.image_urls.value,
             page=page_routes(),
             receipts=cluster.pool.receipts,
-            gives_receipts=plan.cluster.receipts or plan.cluster.audited_share > 0.0,
+            gives_receipts=options.has_receipts,
         )
         examples = plan.serving.https_choice.examples(tls, options.folder)
         welcome = _Welcome(invited, sessions, needs_key, new_key, examples)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
 from shardcompute.cli.options.cluster import Preference
 from shardcompute.cli.tools.bench_collectives import collectives
@@ -229,6 +230,52 @@ def _trust_table(found: dict[str, Any]) -> str:
             f"honest, {codec}: {honest['false_alarms_held_out']} false alarms in {honest['windows_held_out']} windows"
         )
     lines.append(f"an audit costs {found['overhead']['ratio']:.2f} of what it audits")
+    return "\n".join(lines) + "\n"
+
+
+@app.command()
+def pools(
+    networks: Annotated[
+        str, typer.Option(help="Networks of the attacker, separated by commas.")
+    ] = "1,4,16,64",
+    days: Annotated[int, typer.Option(min=2, max=365, help="Days that are simulated.")] = 30,
+    trials: Annotated[int, typer.Option(min=1, max=100, help="Runs of each, from seeds of their own.")] = 5,
+    json_file: JsonFile = None,
+) -> None:
+    """Attacks on an open pool, simulated around the policy that `up --open` uses: many keys, waiting, covering.
+
+    Seeded, without machines or a model: equal options give equal results.
+    """
+    from shardcompute.bench.trust.attacks import PoolAttack, attacks_on, run_attack
+    from shardcompute.trust.pools import PoolPolicy
+
+    settings = PoolAttack("none", 0, PoolPolicy(), days=days)
+    with BenchProgress() as say:
+        rows = []
+        counts = [int(each) for each in read_numbers(networks, "--networks", is_whole=True)]
+        for each in attacks_on(settings, counts):
+            say(f"{each.attack} from {each.networks} networks")
+            rows.append(run_attack(each, trials))
+    said = {
+        name: value
+        for name, value in asdict(settings).items()
+        if name not in ("policy", "attack", "networks")
+    }
+    said["policy"] = to_builtins(PoolPolicy())
+    write_results(json_file, {"settings": {**said, "trials": trials}, "results": rows})
+    typer.echo(_pools_table(rows), nl=False)
+
+
+def _pools_table(rows: list[dict[str, Any]]) -> str:
+    head = f"{'attack':14} {'networks':>8} {'policy':10} {'bad answers':>12} {'a day':>7} {'unnoticed':>10} {'keys':>6}"
+    lines = [
+        head,
+        *(
+            f"{row['attack']:14} {row['networks']:8} {row['policy']:10} {row['bad_share']:12.3%} "
+            f"{row['bad_answers_per_day']:7.2f} {row['unnoticed_share']:10.3%} {row['keys']:6.0f}"
+            for row in rows
+        ),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -15,6 +15,7 @@ from shardcompute.control.placement.capacities import NodeCapacity
 from shardcompute.control.placement.cuts import fill
 from shardcompute.control.sizes import INNER, HeldSums, sizes_of
 from shardcompute.control.state import Assignment, ClusterState, Model, Node
+from shardcompute.trust.pools import may_audit
 
 _KEEPERS = 2
 """Machines of a class that keep room to check strangers of it: one that checks, one that decides."""
@@ -109,8 +110,8 @@ def _keep_room(
 
 
 def may_check(state: ClusterState, node: str) -> bool:
-    """Whoever came without a token checks no stranger, record or not."""
-    return node not in state.pool
+    """Whoever came without a token checks nobody, record or not."""
+    return may_audit(state.pool.get(node))
 
 
 def _keeping(model: Model, offer: NodeCapacity, most: int) -> NodeCapacity:

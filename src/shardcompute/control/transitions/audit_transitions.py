@@ -17,7 +17,7 @@ from shardcompute.control.transitions.state_updates import (
     with_chain,
     with_node,
 )
-from shardcompute.trust.pools import admitted, after_finding
+from shardcompute.trust.pools import admitted, after_finding, suspends
 from shardcompute.trust.reputation import NEW, after_audit, is_expelled
 
 
@@ -36,6 +36,7 @@ def _end(state: ClusterState, event: happened.AuditEnded) -> ClusterState:
 
 def _settle(state: ClusterState, event: happened.AuditSettled) -> ClusterState:
     """Also of a node that is away: it is who it was when it comes back."""
+    is_suspended = suspends(state.pool.get(event.node), event.finding)
     state = _judge_stranger(state, event)
     node = state.nodes.get(event.node)
     if node is None:
@@ -46,7 +47,8 @@ def _settle(state: ClusterState, event: happened.AuditSettled) -> ClusterState:
         audits=node.audits + 1,
         audits_failed=node.audits_failed + (event.finding != "passed"),
     )
-    if event.finding == "passed" or not is_expelled(node.reputation) or node.quarantine:
+    is_out = is_suspended or is_expelled(node.reputation)
+    if event.finding == "passed" or not is_out or node.quarantine:
         return with_node(state, node)
     return _expel(state, node, f"an audit {_IN_WORDS[event.finding]}: {event.reason}")
 

@@ -186,7 +186,9 @@ class ClusterAdmin(Closing):
 
     def warnings(self) -> tuple[str, ...]:
         """What the operator should see to; nothing in it is secret."""
-        return (*self._cluster.record_status.warnings, *self._cluster.ledger.warnings)
+        canaries = self._cluster.canaries
+        drifting = () if canaries is None else canaries.warnings()
+        return (*self._cluster.record_status.warnings, *self._cluster.ledger.warnings, *drifting)
 
     @property
     def ledger(self) -> LedgerKeeper:
@@ -197,7 +199,11 @@ class ClusterAdmin(Closing):
         """For whoever watches over it: counts by status, and incidents so far."""
         sent_bytes = self._cluster.weights_sent_bytes()
         unrecorded = self._cluster.record_status.waiting
-        return view_health(self._state, self._incidents.counts(), sent_bytes, self._clock(), unrecorded)
+        health = view_health(self._state, self._incidents.counts(), sent_bytes, self._clock(), unrecorded)
+        canaries = self._cluster.canaries
+        if canaries is None:
+            return health
+        return replace(health, drifts=canaries.notes.machines, drifting_chains=len(canaries.warnings()))
 
     def requests(self) -> tuple[RequestView, ...]:
         """Generations that run, newest first, then the last ones that ended."""

@@ -16,6 +16,7 @@ from shardcompute.control.state import ChainStatus, ClusterState, NodeStatus
 from shardcompute.node.admin.drafters import view_drafters
 from shardcompute.node.admin.view_builder import view_links, view_nodes
 from shardcompute.node.admin.views import LinkView, NodeView
+from shardcompute.trust.canaries import DriftEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ class ClusterHealth:
     """By the node that they went to."""
     unrecorded: int = 0
     """Changes that the journal does not hold yet."""
+    drifts: Mapping[str, DriftEstimate] = field(default_factory=dict)
+    """By node, of which canaries were asked."""
+    drifting_chains: int = 0
     drafters: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """By chain and drafter, whether it is at work."""
 

@@ -26,6 +26,7 @@ from shardcompute.node.cluster.ledger.keeper import LedgerKeeper
 from shardcompute.node.cluster.ledger.meters import MeterReadings, steps_of, stored_bytes_of
 from shardcompute.node.cluster.ledger.opening import draw_secret, open_ledger
 from shardcompute.node.cluster.demand import see_demand
+from shardcompute.node.cluster.canaries.runner import CanaryRunner
 from shardcompute.node.cluster.network import ClusterNetwork
 from shardcompute.node.cluster.options import ClusterOptions
 from shardcompute.node.cluster.orders import OrderBook, ServedOrder
@@ -106,6 +107,7 @@ class Cluster:
             )
             self.auditor = self._open_auditor()
             self._open_pool_of_strangers()
+            self.canaries = self._open_canaries()
             self.draft_heads = DraftHeadTeaching(
                 self._files,
                 self.pool,
@@ -234,6 +236,18 @@ class Cluster:
                 )
             )
 
+    def _open_canaries(self) -> CanaryRunner | None:
+        every_s = self.options.canaries_every_s
+        if every_s <= 0.0:
+            return None
+        return CanaryRunner(
+            every_s,
+            self.options.folder / "canaries.json",
+            self.pool,
+            lambda: self.coordinator.state,
+            has_receipts=self.options.has_receipts,
+        )
+
     def _throw_out_expelled(self) -> None:
         """Their certificates are refused everywhere from now on; in any thread."""
         for node, member in self.coordinator.state.pool.items():
@@ -241,8 +255,10 @@ class Cluster:
                 self.revoke_node(node)
 
     def _with_checks(self, chain: str, request: GenerationRequest) -> GenerationRequest:
-        """What strangers compute is audited wholly: such answers have receipts, and begin with nothing that is kept of
-        others, which could not be computed again."""
+        """Of every request, in any thread. What strangers compute is audited wholly: such answers have receipts, and
+        begin with nothing that is kept of others, which could not be computed again."""
+        if self.canaries is not None:
+            self.canaries.placed(chain, request)
         state = self.coordinator.state
         known = state.chains.get(chain)
         if known is None or not any(is_on_probation(state, node) for node in known.members):
@@ -291,6 +307,8 @@ class Cluster:
             self._see_demand()
         self._network.attend()
         self.coordinator.background(self._throw_out_expelled)
+        if self.canaries is not None:
+            self.canaries.start()
 
     # What is done now and then, in the coordinator's thread
 
@@ -492,6 +510,8 @@ class Cluster:
     def close(self) -> None:
         self.ledger.flush()
         self._network.close_doors()
+        if self.canaries is not None:
+            self.canaries.close()
         if self.auditor is not None:
             self.auditor.close()
         self.quota.flush()

@@ -62,5 +62,9 @@ class ClusterOptions:
     """The share of what machines of good reputation compute that is computed again elsewhere; 0: nothing is audited."""
     pool: PoolPolicy | None = None
     """By which machines come in without a token; None: nobody does."""
+    has_receipts: bool = False
+    """Every answer has a receipt, whether or not it was asked for."""
+    canaries_every_s: float = 0.0
+    """How often, on average, known prompts are asked to see whether answers have changed; 0: never."""
     recovers_journal: bool = False
     """Go on with what is left of a journal that is missing or damaged."""

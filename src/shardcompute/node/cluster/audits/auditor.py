@@ -192,7 +192,9 @@ class Auditor:
             node, member = state.nodes.get(stage.claim.node), state.pool.get(stage.claim.node)
             if node is None or stage.claim.ranks or not stage.signed:
                 continue
-            if is_drawn(self._secret, stage.signed, rate_of(member, self._rate, node.reputation)):
+            if is_drawn(
+                self._secret, stage.signed, rate_of(member, state.pooling, self._rate, node.reputation)
+            ):
                 self._audit(_Draw(answer, request, position))
 
     def _contradicted(self, receipt: Receipt, error: ReceiptError) -> None:
@@ -294,7 +296,7 @@ class Auditor:
             and node.status == "ready"
             and node.id != claim.node
             and node.id not in used
-            and may_audit(state.pool.get(node.id), state.pool.get(claim.node))
+            and may_audit(state.pool.get(node.id))
             and node.can_run(requested.model)
             and _has_room(state, requested.model, node, claim.start, claim.stop, draw.answer.rows)
         ]
