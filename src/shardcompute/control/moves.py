@@ -300,8 +300,7 @@ def is_draining(state: ClusterState, chain: Chain) -> bool:
 
 
 def has_unchecked(state: ClusterState, chain: Chain, now_s: float) -> bool:
-    """Whether a machine on probation computes for it that may not have its layers, or no more: nobody could compute them
-    again, or it lost its record."""
+    """Whether a machine on probation computes for it whose layers nobody could compute again any more."""
     if not any(state.nodes[node].is_on_probation for node in chain.members):
         return False
     request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)

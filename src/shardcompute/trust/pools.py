@@ -152,9 +152,9 @@ def after_finding(
 
 
 def suspends(member: PoolMember | None, finding: Finding) -> bool:
-    """Whether this finding alone puts a machine in quarantine, whatever its reputation: on probation, all but passing.
-    That is no proof, and an operator may pardon it."""
-    return member is not None and member.is_on_probation and finding != "passed"
+    """Whether this finding alone puts a machine in quarantine, whatever its reputation: of those who came without a
+    token, all but passing. Where it is no proof an operator may pardon it."""
+    return member is not None and finding != "passed"
 
 
 def rate_of(member: PoolMember | None, policy: PoolPolicy, base: float, reputation: float) -> float:

@@ -84,7 +84,9 @@ def test_machines_that_do_not_serve_are_not_believed_to_be_better_for_that(
         "who serves without trouble says what is usual"
     )
     measure(cluster, "c", model, 60.0, is_served=True)
-    assert speed_of(cluster, "b", model) == pytest.approx(0.6), "what slows all of them would slow this one, too"
+    assert speed_of(cluster, "b", model) == pytest.approx(0.6), (
+        "what slows all of them would slow this one, too"
+    )
 
 
 def test_a_chain_takes_layers_off_a_machine_that_became_slow_and_stays_calm(

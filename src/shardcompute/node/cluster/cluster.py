@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -13,7 +12,6 @@ from shardcompute.control.events import LayoutKept, ModelDropped, ModelRequested
 from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.placement.rank_groups import check_ranks
 from shardcompute.control.sizes import describe_card
-from shardcompute.control.transitions.state_updates import is_on_probation
 from shardcompute.core.errors import LinkError
 from shardcompute.core.fields import shorten
 from shardcompute.core.generation import GenerationRequest
@@ -39,7 +37,7 @@ from shardcompute.node.cluster.preparation import (
 )
 from shardcompute.node.cluster.record import ClusterNotes, create_authority, open_record
 from shardcompute.node.cluster.served_files import ServedFiles
-from shardcompute.node.cluster.strangers import StrangerDesk, forgotten
+from shardcompute.node.cluster.strangers import StrangerDesk, expelled, forgotten, with_checks
 from shardcompute.node.cluster.teaching import DraftHeadTeaching
 from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
@@ -58,7 +56,6 @@ from shardcompute.relay.server import RelayView
 from shardcompute.security import (
     Revocations,
 )
-from shardcompute.security.receipts import new_receipt_id
 from shardcompute.trust.pools import PoolPolicy
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.sources.progress import Progress
@@ -165,7 +162,7 @@ class Cluster:
             on_overdue=lambda overdue: self.coordinator.step_overdue(overdue),
             on_ring=lambda *timed: self.coordinator.ring_timed(*timed),
             credentials=lambda: self._endpoint.credentials,
-            prepare=self._with_checks,
+            prepare=self._prepare,
             on_asked=self._asked,
             on_receipt=self._made_receipt,
         )
@@ -250,21 +247,15 @@ class Cluster:
 
     def _throw_out_expelled(self) -> None:
         """Their certificates are refused everywhere from now on; in any thread."""
-        for node, member in self.coordinator.state.pool.items():
-            if member.standing == "expelled" and node not in self.access.revocations.node_ids:
+        for node in expelled(self.coordinator.state.pool):
+            if node not in self.access.revocations.node_ids:
                 self.revoke_node(node)
 
-    def _with_checks(self, chain: str, request: GenerationRequest) -> GenerationRequest:
-        """Of every request, in any thread. What strangers compute is audited wholly: such answers have receipts, and
-        begin with nothing that is kept of others, which could not be computed again."""
+    def _prepare(self, chain: str, request: GenerationRequest) -> GenerationRequest:
+        """Every request, before it goes to its chain; in any thread."""
         if self.canaries is not None:
             self.canaries.placed(chain, request)
-        state = self.coordinator.state
-        known = state.chains.get(chain)
-        if known is None or not any(is_on_probation(state, node) for node in known.members):
-            return request
-        receipt = request.receipt or new_receipt_id()
-        return dataclasses.replace(request, receipt=receipt, cache_salt=receipt)
+        return with_checks(self.coordinator.state, chain, request)
 
     def _take(self, message: Message, body: memoryview, sender: str) -> None:
         """What stages send: of chains that are served, and of what is computed again."""

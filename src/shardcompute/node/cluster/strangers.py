@@ -10,16 +10,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from shardcompute.control.events import StrangerAdmitted
 from shardcompute.control.state import ClusterState
+from shardcompute.control.transitions.state_updates import is_on_probation
 from shardcompute.core.errors import AuthError, JournalError, UsageError
+from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.cluster.record import ClusterNotes
 from shardcompute.node.enrolment.admission import Application, Companion
 from shardcompute.node.enrolment.certificate_issuer import CertificateIssuer
 from shardcompute.security import Role
+from shardcompute.security.receipts import new_receipt_id
 from shardcompute.trust.pools import Pool, PoolMember, PoolPolicy, admitted, network_of, why_refused
 
 log = logging.getLogger(__name__)
@@ -89,6 +93,20 @@ def forgotten(notes: ClusterNotes, pool: Pool) -> Iterable[StrangerAdmitted]:
     for node, member in read_book(notes).items():
         if node not in pool:
             yield StrangerAdmitted(node, member.network, member.admitted_s)
+
+
+def expelled(pool: Pool) -> list[str]:
+    return [node for node, member in pool.items() if member.standing == "expelled"]
+
+
+def with_checks(state: ClusterState, chain: str, request: GenerationRequest) -> GenerationRequest:
+    """The request as a chain gets it: what strangers compute is audited wholly. Such answers have receipts, and begin
+    with nothing that is kept of others, which could not be computed again."""
+    known = state.chains.get(chain)
+    if known is None or not any(is_on_probation(state, node) for node in known.members):
+        return request
+    receipt = request.receipt or new_receipt_id()
+    return replace(request, receipt=receipt, cache_salt=receipt)
 
 
 def _known(book: Pool, pool: Pool) -> dict[str, PoolMember]:
