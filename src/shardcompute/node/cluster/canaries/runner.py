@@ -29,6 +29,8 @@ from shardcompute.trust.canaries import CanaryPrompt, DriftEstimate, agreement, 
 log = logging.getLogger(__name__)
 BANK = 32
 """Canaries of a model: each comes again after so many others, on average."""
+_FRESH = 4
+"""One of so many may be one that nobody has answered yet."""
 _SOONEST, _LATEST = 0.1, 5.0
 _DOUBT = 0.2
 """Of the usual time, how soon one comes after one that differed."""
@@ -70,8 +72,10 @@ class CanaryRunner:
         bank: int = BANK,
         chance: Chance | None = None,
         clock: Callable[[], float] = time.time,
+        wait: Callable[[float], bool] | None = None,
     ) -> None:
-        """`has_receipts`: all answers of the cluster have them, so that one without would stand out."""
+        """`has_receipts`: all answers of the cluster have them, so that one without would stand out. `wait` for so many
+        seconds, unless it is over."""
         self._has_receipts = has_receipts
         self._every_s = every_s
         self._path = path
@@ -86,6 +90,7 @@ class CanaryRunner:
         self._alerts: tuple[str, ...] = ()
         self._sending = threading.Lock()
         self._closing = threading.Event()
+        self._wait = wait or self._closing.wait
         self._thread = threading.Thread(target=self._serve, name="canaries", daemon=True)
 
     def start(self) -> None:
@@ -120,12 +125,22 @@ class CanaryRunner:
             if not models:
                 return None
             asked = models[self._chance.randrange(len(models))]
-            which = self._chance.randrange(self._bank) if number is None else number
+            which = self._choose(asked.name) if number is None else number
             try:
                 return asyncio.run(asyncio.wait_for(self._ask(asked, which), _DEADLINE_S))
             except (ShardComputeError, TimeoutError) as error:
                 log.info("a canary came to nothing: %s", error)
                 return None
+
+    def _choose(self, model: str) -> int:
+        """Mostly one whose answer is known, now and then any: the bank fills while comparing has begun."""
+        classes = self._notes.classes.items()
+        known = sorted(
+            {each for name, kept in classes if name.startswith(f"{model} ") for each in kept.answers}
+        )
+        if known and self._chance.randrange(_FRESH):
+            return known[self._chance.randrange(len(known))]
+        return self._chance.randrange(self._bank)
 
     async def _ask(self, model: PoolModel, number: int) -> CanaryReading | None:
         prompt = compose(self._notes.secret + model.digest.encode(), number)
@@ -200,7 +215,7 @@ class CanaryRunner:
 
     def _serve(self) -> None:
         wait_s = self._next_s()
-        while not self._closing.wait(wait_s):
+        while not self._wait(wait_s):
             if self._find_a_moment():
                 self.send()
             wait_s = self._next_s()
@@ -225,7 +240,8 @@ class CanaryRunner:
             if tried >= 2 * most:
                 return False
             tried += 1
-            self._closing.wait(_BUSY_S)
+            if self._wait(_BUSY_S):
+                return False
         return False
 
 
