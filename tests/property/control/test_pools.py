@@ -41,7 +41,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps)
 def test_limits_hold_for_any_schedule_of_joins(schedule: list[tuple[int, int, float, Finding]]) -> None:
     pool: dict[str, PoolMember] = {}
@@ -91,7 +91,7 @@ machines = st.lists(
         st.sampled_from([0.5, 1.0, 3.0]),
     ),
     min_size=1,
-    max_size=7,
+    max_size=6,
 )
 sizes = st.lists(st.integers(1, 4), min_size=1, max_size=10).map(tuple)
 
@@ -151,7 +151,7 @@ def check(state: ClusterState, model: Model, stages: tuple[Assignment, ...]) -> 
         assert checkers, "never alone"
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(machines, sizes, st.integers(1, 3), st.integers(0, 6))
 def test_no_layout_gives_a_stranger_what_it_must_not_have(
     found: list[tuple[str, int, str, float]], layers: tuple[int, ...], most: int, lost: int
@@ -174,7 +174,7 @@ def test_no_layout_gives_a_stranger_what_it_must_not_have(
         check(state, model, replaced.stages)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(machines, sizes)
 def test_a_cluster_at_rest_has_no_stranger_where_none_may_be(
     found: list[tuple[str, int, str, float]], layers: tuple[int, ...]

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from msgspec import structs
+
 from shardcompute.trust.pools import (
     PoolMember,
     PoolPolicy,
@@ -226,7 +228,7 @@ def run_attack(settings: PoolAttack, trials: int) -> dict[str, Any]:
     """The mean over trials; where something never happened in one, over the others."""
     rows = [PoolSimulation(settings, seed=17 + trial).run() for trial in range(trials)]
     found: dict[str, Any] = {"attack": settings.attack, "networks": settings.networks}
-    found["policy"] = "none" if settings.policy is None else "probation"
+    found["policy"] = _named(settings.policy)
     for name in rows[0]:
         known = [row[name] for row in rows if row[name] is not None]
         found[name] = round(statistics.fmean(known), 5) if known else None
@@ -234,8 +236,18 @@ def run_attack(settings: PoolAttack, trials: int) -> dict[str, Any]:
 
 
 def attacks_on(settings: PoolAttack, networks: Sequence[int]) -> list[PoolAttack]:
-    """Every attack by as many networks, with and without the policy."""
+    """Every attack by as many networks, with and without the policy; those that wait also where whoever is promoted is
+    audited by its reputation alone."""
     found = [replace(settings, attack="none", networks=0)]
     for attack in ATTACKS[1:]:
         found += [replace(settings, attack=attack, networks=each) for each in networks]
-    return found + [replace(each, policy=None) for each in found[1:]]
+    waiting = [each for each in found if each.attack in ("sleeper", "rare sleeper")]
+    lenient = structs.replace(settings.policy or PoolPolicy(), promoted_rate=0.0)
+    found += [replace(each, policy=None) for each in found[1:]]
+    return found + [replace(each, policy=lenient) for each in waiting]
+
+
+def _named(policy: PoolPolicy | None) -> str:
+    if policy is None:
+        return "none"
+    return "probation" if policy.promoted_rate else "lenient"

@@ -17,7 +17,7 @@ def test_honest_strangers_are_promoted_and_never_accused() -> None:
     found = run_attack(calm, 1)
     assert found["bad_answers"] == found["honest_expelled"] == 0
     assert found["hours_to_promotion"] >= 24
-    assert len(others) == 8
+    assert len(others) == 10
 
 
 def test_a_new_key_gains_nothing() -> None:
