@@ -20,11 +20,11 @@ from shardcompute.node.accounts import ClusterAccounts, CountUsage
 from shardcompute.node.cluster.access import ClusterAccess
 from shardcompute.node.cluster.audits.auditor import Auditor, AuditRecord
 from shardcompute.node.cluster.audits.recomputation import Recomputations
+from shardcompute.node.cluster.canaries.runner import CanaryRunner
+from shardcompute.node.cluster.demand import see_demand
 from shardcompute.node.cluster.ledger.keeper import LedgerKeeper
 from shardcompute.node.cluster.ledger.meters import MeterReadings, steps_of, stored_bytes_of
 from shardcompute.node.cluster.ledger.opening import draw_secret, open_ledger
-from shardcompute.node.cluster.demand import see_demand
-from shardcompute.node.cluster.canaries.runner import CanaryRunner
 from shardcompute.node.cluster.network import ClusterNetwork
 from shardcompute.node.cluster.options import ClusterOptions
 from shardcompute.node.cluster.orders import OrderBook, ServedOrder
