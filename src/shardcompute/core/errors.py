@@ -19,7 +19,8 @@
     ├── BackendError               a backend is missing or failed                       exit 8, HTTP 500
     ├── LinkError                  a peer is out of reach or broke the protocol         exit 9, HTTP 502
     │   ├── LinkClosedError        the connection to a peer ended                       exit 9, HTTP 502
-    │   └── CollectiveError        ranks that compute together cannot go on             exit 9, HTTP 502
+    │   ├── CollectiveError        ranks that compute together cannot go on             exit 9, HTTP 502
+    │   └── WrongProductError      a peer's products of shares are wrong                exit 9, HTTP 502
     ├── AuthError                  a token, key or certificate is not accepted          exit 10, HTTP 401
     │   └── ForbiddenError         proven, but not allowed to do this                   exit 10, HTTP 403
     └── CancelledError             the user stopped it                                  exit 130, HTTP 499
@@ -141,6 +142,10 @@ class CollectiveError(LinkError):
         self.rank = rank
         self.operation = operation
         self.sequence = sequence
+
+
+class WrongProductError(LinkError):
+    pass
 
 
 class AuthError(ShardComputeError):

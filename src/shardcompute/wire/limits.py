@@ -16,11 +16,15 @@ from shardcompute.wire.control import TensorBytes
 from shardcompute.wire.generations import Generate
 from shardcompute.wire.messages import (
     ID_BYTES,
+    MOST_SHARE_BYTES,
+    SHARE_BYTES,
     CollectiveFrame,
     KvPiece,
     Message,
     SessionClose,
     SessionOpen,
+    ShareProducts,
+    ShareRows,
     StepFailed,
     StepFrame,
     StepResult,
@@ -78,6 +82,9 @@ def check_message(message: Message, body_bytes: int, limits: WireLimits) -> None
     if isinstance(message, KvPiece):
         _check_kv_rows(message, body_bytes, limits)
         return
+    if isinstance(message, ShareRows | ShareProducts):
+        _check_shares(message, body_bytes, limits)
+        return
     if isinstance(message, TrainingFrame):
         if body_bytes != message.size:
             raise LinkError(f"{message.size} bytes of a fine-tuning run were announced and {body_bytes} came")
@@ -129,6 +136,14 @@ def _check_kv_rows(message: KvPiece, body_bytes: int, limits: WireLimits) -> Non
         raise LinkError(f"{message.count} rows of KV have {len(message.ids)} bytes of token ids")
     if message.opened is not None:
         _check_opening(message.opened, limits)
+
+
+def _check_shares(message: ShareRows | ShareProducts, body_bytes: int, limits: WireLimits) -> None:
+    _check_at_most("frame", message.rows, "rows", limits.max_rows)
+    announced = SHARE_BYTES * message.rows * message.width
+    _check_at_most("frame", announced, "bytes of shares", MOST_SHARE_BYTES)
+    if body_bytes != announced:
+        raise LinkError(f"{announced} bytes of shares were announced and {body_bytes} came")
 
 
 def _check_opening(opened: SessionOpen, limits: WireLimits) -> None:

@@ -42,6 +42,11 @@ MOST_CERTIFICATE_BYTES = 8 << 10
 MOST_KV_BYTES = 4 << 20
 """In one `KvPiece`."""
 MOST_KV_SESSIONS = 1 << 16
+MOST_SHARED_MAPS = 1 << 14
+"""Of one client at one machine."""
+MOST_SHARE_BYTES = 4 << 20
+"""Of the shares in one frame."""
+SHARE_BYTES = 8
 
 Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
@@ -359,6 +364,45 @@ class KvSealed(msgspec.Struct, frozen=True, array_like=True, tag=74):
     lengths: Annotated[dict[Number, Count], msgspec.Meta(max_length=MOST_KV_SESSIONS)]
 
 
+class ShareOpen(msgspec.Struct, frozen=True, array_like=True, tag=80):
+    """The first word of a client on a link of role "shares": be ready to multiply shares with the linear maps of these
+    layers, and of the head, whose weights come from `origin`. Answered with `ShareOpened`, or `Refused`."""
+
+    model: Name
+    origin_node: Name
+    origin_url: Name
+    start: Position
+    stop: Position
+    has_head: bool = False
+
+
+class ShareOpened(msgspec.Struct, frozen=True, array_like=True, tag=81):
+    """What each map consists of here (`trust.shares.fixed_point.RingMatrix.digest`), in the order of loading."""
+
+    digests: Annotated[
+        list[Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]],
+        msgspec.Meta(max_length=MOST_SHARED_MAPS),
+    ]
+
+
+class ShareRows(msgspec.Struct, frozen=True, array_like=True, tag=82):
+    """Shares of rows for one of the maps, as the body: integers of 64 bits, little-endian. Answered with
+    `ShareProducts` of the same number, or `Refused`."""
+
+    number: Number
+    map: Position
+    rows: Count
+    width: Count
+
+
+class ShareProducts(msgspec.Struct, frozen=True, array_like=True, tag=83):
+    """What a map makes of these shares, as the body."""
+
+    number: Number
+    rows: Count
+    width: Count
+
+
 class TrainingFrame(msgspec.Struct, frozen=True, array_like=True, tag=18):
     """A word of a fine-tuning run (`finetune.frames`): between its driver and a stage, or activations and gradients
     between two stages, as the body. `facts` are what `kind` calls for, as JSON."""
@@ -394,6 +438,10 @@ DataMessage: TypeAlias = (
     | KvPiece
     | KvEnded
     | KvSealed
+    | ShareOpen
+    | ShareOpened
+    | ShareRows
+    | ShareProducts
     | TrainingFrame
 )
 Message: TypeAlias = DataMessage | ControlMessage

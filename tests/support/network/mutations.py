@@ -119,6 +119,7 @@ def corpus(chain: str = "chain", epoch: int = 1) -> list[tuple[Message, bytes]]:
             wire.StageSigned(chain, 1, b"\x82", "certificate", True),
             *(wire.KvOffer(chain, 1, 0, 2, "host"), wire.KvAccepted()),
             *(wire.KvEnded([1, 2]), wire.KvSealed({1: 3})),
+            *(wire.ShareOpen("m", "node", "tcp://host:1", 0, 2, True), wire.ShareOpened([bytes(32)] * 3)),
         ),
     ]
     steps = [frame(chain, epoch, codec) for codec in ("", *sorted(CODECS))]
@@ -129,6 +130,7 @@ def corpus(chain: str = "chain", epoch: int = 1) -> list[tuple[Message, bytes]]:
         (TensorBytes(1, 64, bytes(32)), bytes(64)),
         (kv, bytes(64)),
     ]
+    bodies += [(kind, bytes(64)) for kind in (wire.ShareRows(1, 2, 2, 4), wire.ShareProducts(1, 4, 2))]
     return [*((message, b"") for message in plain), *steps, *bodies]
 
 

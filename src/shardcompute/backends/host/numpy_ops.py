@@ -299,9 +299,14 @@ _ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {
 
 
 class NumpyExecutor(MovableSessions[HostKv], SynchronousSteps):
-    """Runs a network with NumpyOps, layer after layer."""
+    """Runs a network with NumpyOps, or others of their kind, layer after layer."""
 
-    def __init__(self, network: Network, options: ExecutorOptions) -> None:
+    def __init__(
+        self,
+        network: Network,
+        options: ExecutorOptions,
+        make_ops: Callable[[HostKv, int], NumpyOps] | None = None,
+    ) -> None:
         self._network = network
         self._kv = HostKv(
             network.layer_count,
@@ -310,7 +315,7 @@ class NumpyExecutor(MovableSessions[HostKv], SynchronousSteps):
             budget_bytes=options.kv_bytes,
             kv_type=options.kv_type,
         )
-        self._ops = NumpyOps(self._kv, options.context_length)
+        self._ops = (make_ops or NumpyOps)(self._kv, options.context_length)
         self._shared = network.load_shared(self._ops)
         self._embedding = network.load_embedding(self._ops) if network.is_first else None
         self._layers: list[Any] = [network.load_layer(self._ops, i) for i in range(network.layer_count)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,8 +30,9 @@ from shardcompute.cli.chat.prompt import (
 )
 from shardcompute.cli.chat.receipt_file import ReceiptFile, check_receipt_option
 from shardcompute.cli.chat.remote import find_remote
+from shardcompute.cli.chat.shares import sharing
 from shardcompute.cli.chat.terminal import read_terminal_line
-from shardcompute.cli.cluster.access import TlsPin, Url
+from shardcompute.cli.cluster.access import ClusterLocation, TlsPin, Url
 from shardcompute.cli.cluster.completion import complete_fetched
 from shardcompute.cli.console import Screen, has_terminal_input, open_screen, standard_input
 from shardcompute.cli.models.opening import OpenModel, open_with_progress
@@ -39,6 +41,7 @@ from shardcompute.cli.options.engine import EngineArguments, Stages, check_devic
 from shardcompute.cli.options.generation import Images, Raw, SamplingArguments, Speculate, Verbose
 from shardcompute.cli.options.keys import ClientKeyFile
 from shardcompute.cli.options.records import changed_options, with_options
+from shardcompute.cli.options.shares import ShareArguments
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 
@@ -74,6 +77,7 @@ def run(
     engine: EngineArguments,
     adapters: AdapterArguments,
     stages: Stages = 1,
+    shares: ShareArguments,
     local: Annotated[
         bool, typer.Option("--local", help="Answer in this process, even if a cluster could.")
     ] = False,
@@ -84,7 +88,8 @@ def run(
     """Ask a model something, or talk to it.
 
     A cluster answers if one runs on this machine and serves the model, or the one at --url; otherwise, and with
-    --local or any engine option, this process does. With --adapter it answers with that adapter.
+    --local or any engine option, this process does. With --adapter it answers with that adapter. With
+    --share-layers this process answers too, and has two workers compute those layers without learning anything.
 
     The answer is streamed to stdout. What is piped into stdin is the prompt, or follows PROMPT after an empty
     line. Without either, on a terminal, a conversation begins; /help in it tells more. Models that see are shown
@@ -100,29 +105,35 @@ def run(
     images = read_images(image or (), is_raw=raw)
     check_device(engine.device, engine.backend)
     is_quiet = question is not None and not verbose
-    remote = find_remote(
-        reference,
-        is_local=local,
-        has_engine=bool(changed_options(engine) or changed_options(adapters)) or stages != 1,
-        url=url,
-        api_key_file=api_key_file,
-        tls_pin=tls_pin,
-        say=lambda text: None if is_quiet else screen.say(text, "dim"),
-    )
-    check_receipt_option(receipt, remote, is_question=question is not None)
-    if remote is None:
-        if len(adapters.adapter or ()) > 1:
-            raise UsageError(
-                "run answers with one adapter", hint="serve several with `up`, and choose by request"
-            )
-        answer_options = replace(answer_options, adapter=next(iter(adapters.folders), ""))
-        options = engine.engine_options(
-            stages, lambda text: None if is_quiet else screen.say(text, "dim"), adapters
+    remote = None
+    if not shares.is_given:
+        remote = find_remote(
+            reference,
+            is_local=local,
+            has_engine=bool(changed_options(engine) or changed_options(adapters)) or stages != 1,
+            url=url,
+            api_key_file=api_key_file,
+            tls_pin=tls_pin,
+            say=lambda text: None if is_quiet else screen.say(text, "dim"),
         )
-        opened = open_with_progress(reference, settings, options, screen, is_quiet=is_quiet)
-    else:
-        opened = OpenModel(remote.as_service(), load_s=0.0)
-    with opened.service:
+    check_receipt_option(receipt, remote, is_question=question is not None)
+    with ExitStack() as stack:
+        if remote is None:
+            if len(adapters.adapter or ()) > 1:
+                raise UsageError(
+                    "run answers with one adapter", hint="serve several with `up`, and choose by request"
+                )
+            answer_options = replace(answer_options, adapter=next(iter(adapters.folders), ""))
+            options = engine.engine_options(
+                stages, lambda text: None if is_quiet else screen.say(text, "dim"), adapters
+            )
+            if shares.is_given:
+                at = ClusterLocation(url, api_key_file, tls_pin=tls_pin)
+                options = stack.enter_context(sharing(reference, at, shares, options, screen.say))
+            opened = open_with_progress(reference, settings, options, screen, is_quiet=is_quiet)
+        else:
+            opened = OpenModel(remote.as_service(), load_s=0.0)
+        stack.enter_context(opened.service)
         check_chat_template(opened.service, answer_options)
         if question is None:
             talk = Conversation(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import Screen
+from shardcompute.cli.models.entering import enter_cluster, ready_workers
 from shardcompute.cli.progress import waiting
 from shardcompute.core.errors import UsageError
-from shardcompute.core.settings import load_settings
 from shardcompute.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -21,11 +21,8 @@ if TYPE_CHECKING:
     from shardcompute.finetune.training import CurvePoint, OnStep, RunCadence, Taught
     from shardcompute.node.admin.views import NodeView
     from shardcompute.node.rpc.commands import Peer
-    from shardcompute.node.rpc.endpoint import Endpoint
     from shardcompute.weights.checkpoint import Checkpoint
 
-_TOKEN_LIFE_S = 300.0
-_FOLDER_LETTERS = 16
 _RUN_LETTERS = 16
 
 
@@ -58,16 +55,13 @@ def teach_through_cluster(
     from shardcompute.node.finetuning.crew import RunOrder
     from shardcompute.node.finetuning.curve_reporter import CurveReporter
     from shardcompute.node.finetuning.swarm_run import teach_in_swarm
-    from shardcompute.node.rpc.commands import Peer
     from shardcompute.wire import find_codec
 
     find_codec(choice.codec)
     model = served_name(client, checkpoint)
     with ExitStack() as stack:
-        opened = stack.enter_context(closing(_open_endpoint(client)))
-        endpoint = opened.endpoint
-        with endpoint.dial(opened.control_url, "weights") as link:
-            origin = Peer(link.peer, opened.control_url)
+        entered = stack.enter_context(closing(enter_cluster(client, "finetuning")))
+        endpoint, origin = entered.endpoint, entered.coordinator()
         order = RunOrder(
             model,
             origin,
@@ -156,34 +150,5 @@ def _workers(client: ClusterClient, most: int) -> list[Peer]:
     """Those that are there and may work, always in the same order."""
     from shardcompute.node.rpc.commands import Peer
 
-    nodes = sorted((each for each in client.state().nodes if _can_teach(each)), key=lambda each: each.id)
+    nodes = ready_workers(client)
     return [Peer(each.id, each.address) for each in nodes[: most or len(nodes)]]
-
-
-def _can_teach(node: NodeView) -> bool:
-    return node.role == "worker" and node.status == "ready" and not node.is_draining and not node.rest_reason
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenedEndpoint:
-    endpoint: Endpoint
-    control_url: str
-
-    def close(self) -> None:
-        self.endpoint.close()
-
-
-def _open_endpoint(client: ClusterClient) -> _OpenedEndpoint:
-    """Enter the cluster as a driver that drives nothing but this run."""
-    from shardcompute.node.enrolment.stored import join_from
-    from shardcompute.node.rpc.endpoint import Endpoint
-    from shardcompute.security.names import Role
-    from shardcompute.security.tokens import parse_token
-    from shardcompute.wire import default_transports
-
-    token = parse_token(client.create_token(expires_s=_TOKEN_LIFE_S, max_uses=1, role="driver").token)
-    folder = load_settings().data_dir / "finetuning" / token.fingerprint[:_FOLDER_LETTERS]
-    member = join_from(folder, token, Role.DRIVER)
-    endpoint = Endpoint(member.credentials, "tcp://127.0.0.1:0", {}, transports=default_transports())
-    endpoint.start()
-    return _OpenedEndpoint(endpoint, member.control_urls[0])

@@ -25,6 +25,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.limits import AUTO, ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
+from shardcompute.node.local.shared_stage import SharedStage
 from shardcompute.node.service import ServedModel, ServiceLoad, with_adapters
 from shardcompute.runtime.fallback import fallback_remark, speculation_for
 from shardcompute.runtime.shard import open_shard
@@ -61,6 +62,8 @@ class EngineOptions:
     """Folder of an adapter that is merged into its weights."""
     choose_backend: Callable[[Checkpoint, str, int], CpuBackendChoice] | None = None
     """What computes a model in a form with so many threads, where nobody named a backend; None: `backend`."""
+    shares: SharedStage | None = None
+    """Layers that are computed on shares, as a stage of their own; None: all are computed here."""
 
 
 class LocalService(Closing):
@@ -159,14 +162,14 @@ def open_model(
         executor_options = _executor_options(options, settings, spec.context_length)
 
         def open_stage(stage: Stage, share: ExecutorOptions) -> Executor:
-            return open_shard(
+            shared = options.shares and options.shares.open(checkpoint, stage, options.form, share)
+            return shared or open_shard(
                 checkpoint, stage=stage, backend=options.backend, form=options.form, options=share
             )
 
         names = tuple(adapter.name for adapter in checkpoint.adapters)
-        stages = _open_stages(
-            checkpoint.name, tokenizer, spec.layer_count, options.stages, executor_options, open_stage, names
-        )
+        cuts = _cuts(checkpoint.name, spec.layer_count, options)
+        stages = _open_stages(tokenizer, cuts, executor_options, open_stage, names)
         model = _served(files, content_of(checkpoint), executor_options, spec.vision)
         limits = DriverLimits(
             spec.vocab_size,
@@ -205,24 +208,28 @@ def _executor_options(options: EngineOptions, settings: Settings, longest: int) 
     )
 
 
+def _cuts(name: str, layers: int, options: EngineOptions) -> list[Stage]:
+    if options.shares is not None:
+        return options.shares.cut(layers)
+    if not 1 <= options.stages <= layers:
+        raise UsageError(
+            f"{name} has {layers} layers and cannot be cut into {options.stages} stages",
+            hint=f"use 1 to {layers} stages",
+        )
+    return cut_layers(layers, options.stages)
+
+
 def _open_stages(
-    name: str,
     tokenizer: Tokenizer,
-    layers: int,
-    count: int,
+    cuts: Sequence[Stage],
     options: ExecutorOptions,
     open_stage: Callable[[Stage, ExecutorOptions], Executor],
     adapters: Sequence[str],
 ) -> list[StageRuntime]:
-    """The model in `count` stages, each loaded; KV memory is shared out by their layers."""
-    if not 1 <= count <= layers:
-        raise UsageError(
-            f"{name} has {layers} layers and cannot be cut into {count} stages",
-            hint=f"use 1 to {layers} stages",
-        )
+    """The model in these stages, each loaded; KV memory is shared out by their layers."""
     runtimes = []
-    for stage in cut_layers(layers, count):
-        share = replace(options, kv_bytes=options.kv_bytes * stage.count // layers)
+    for stage in cuts:
+        share = replace(options, kv_bytes=options.kv_bytes * stage.count // cuts[-1].stop)
         runtimes.append(
             StageRuntime(
                 open_stage(stage, share),

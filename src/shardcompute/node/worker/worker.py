@@ -72,6 +72,7 @@ from shardcompute.node.worker.power.terms import PowerTerms
 from shardcompute.node.worker.ranks.groups import RankGroups
 from shardcompute.node.worker.receipts.claims import claim_stage
 from shardcompute.node.worker.shard_loader import MeasuredShard, ShardLoader, ShardOptions
+from shardcompute.node.worker.shares.host import ShareHost
 from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
 from shardcompute.node.worker.stages.service_pace import ShardPace
 from shardcompute.node.worker.stages.stage_server import StageServer
@@ -284,6 +285,7 @@ class Worker:
                 "kv": lambda link: self._stages.serve_kv(link),
                 "generations": lambda link: self._hosted.serve(link),
                 "finetune": lambda link: self._finetuning.serve(link),
+                "shares": lambda link: self._shares.serve(link),
                 "probe": answer_probes,
             },
             advertise=options.advertise,
@@ -332,6 +334,7 @@ class Worker:
                 claim=partial(claim_stage, options.device),
             ),
         )
+        self._shares = ShareHost(self._loader)
         self._finetuning = FinetuneHost(
             self._loader,
             self._endpoint.dialler("finetune"),

@@ -1,0 +1,1 @@
+"""Shares at a client: two machines of a cluster that compute linear maps for it, checked."""
