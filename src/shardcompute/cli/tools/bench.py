@@ -190,6 +190,25 @@ def receipts(
 
 
 @app.command()
+def shares(
+    model: Model = "",
+    layers: Annotated[str, typer.Option(help="How many first layers are shared, with commas.")] = "1,2",
+    prompt: Annotated[int, typer.Option(min=1, max=512, help="Tokens of the prompt.")] = 64,
+    steps: Annotated[int, typer.Option(min=2, max=4096, help="Rows after it, one at a time.")] = 32,
+    shape: Annotated[str, typer.Option(help="Shape of a random model that is shared wholly.")] = "tiny",
+    json_file: JsonFile = None,
+) -> None:
+    """What layers on shares cost against computing them plainly, what they send, and how far they are off."""
+    from shardcompute.bench.shares.run import ShareBench, run_share_bench
+    from shardcompute.bench.tables import render_results
+
+    counts = tuple(int(each) for each in read_numbers(layers, "--layers", is_whole=True))
+    with BenchProgress() as say:
+        results = run_share_bench(ShareBench(model_path(model), counts, prompt, steps, shape), say)
+    finish(results, render_results(results, "shared"), json_file)
+
+
+@app.command()
 def trust(
     model: Model = "",
     data: Annotated[Path | None, typer.Option(help="Texts as JSON lines with a `text` each.")] = None,
