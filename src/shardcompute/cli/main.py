@@ -63,6 +63,7 @@ _GROUPS = {
     "draft-head": "models.draft_head:app",
     "receipt": "chat.receipt:app",
     "ledger": "ledger.commands:app",
+    "evidence": "attestation.commands:app",
     "bench": "tools.bench:app",
 }
 """Where each lies in this package, in the order of the help: commands, and groups of them."""

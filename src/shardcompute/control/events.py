@@ -49,6 +49,8 @@ class NodeJoined(NodeDescription, frozen=True, tag=True, kw_only=True):
 
     node: str
     now_s: float
+    attested: str = ""
+    """What the coordinator has verified of its hardware; what a node says of that itself does not count."""
 
 
 class NodeSeen(Struct, frozen=True, tag=True):

@@ -286,6 +286,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     audits: int = 0
     audits_failed: int = 0
     """Of these, so many were held against it."""
+    attested: str = ""
+    """Which evidence of its hardware was verified when it joined; "": none."""
     quarantine: str = ""
     """Why it computes nothing for others until an operator pardons it; "": it may."""
     is_on_probation: bool = False

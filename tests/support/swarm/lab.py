@@ -73,6 +73,7 @@ from shardcompute.node.worker.stages import service_pace
 from shardcompute.node.worker.stages.stage_server import ShardKey, StageServer
 from shardcompute.node.worker.worker import Worker, WorkerOptions
 from shardcompute.security import Credentials, Role, parse_token
+from shardcompute.security.attestation.policy import AttestationPolicy
 from shardcompute.security.identity import NodeIdentity
 from shardcompute.security.tokens import JoinToken
 from shardcompute.trust.pools import PoolPolicy
@@ -250,6 +251,8 @@ class LabSwarm(Closing):
     """What every worker measures for a layer, with the model and without; None: next to nothing."""
     store: FakeStore | None = None
     """Where there is one, coordinators share it, and lead by it."""
+    evidence_of: Callable[[Path], bytes] = lambda folder: b""
+    """What the worker in a folder shows of its hardware when it joins."""
     network: LabNetwork = field(default_factory=LabNetwork)
     workers: list[LabWorker] = field(default_factory=list)
     drivers: list[StandaloneDriver] = field(default_factory=list)
@@ -435,7 +438,9 @@ class LabSwarm(Closing):
         seed_bytes: int = 0,
         token: JoinToken | None = None,
     ) -> LabWorker:
-        credentials, urls = join_cluster(token or self.token, folder, Role.WORKER)
+        credentials, urls = join_cluster(
+            token or self.token, folder, Role.WORKER, evidence=self.evidence_of(folder)
+        )
         options = WorkerOptions(
             folder,
             name=folder.name,
@@ -628,6 +633,7 @@ def swarm(
     audit_rate: float = 0.0,
     pool: PoolPolicy | None = None,
     canaries_every_s: float = 0.0,
+    attestation: AttestationPolicy | None = None,
     **options: Any,
 ) -> Iterator[LabSwarm]:
     """A swarm that serves these checkpoints already, from workers with room for `layers` layers each; `backends`
@@ -652,6 +658,7 @@ def swarm(
         audit_rate=audit_rate,
         pool=pool,
         canaries_every_s=canaries_every_s,
+        attestation=attestation,
     )
     with LabSwarm(folder, {_name_of(path): path for path in checkpoints}, cluster, **options) as lab:
         for room, backend in itertools.zip_longest(layers, backends, fillvalue=""):

@@ -79,6 +79,8 @@ def nodes(
                     f"{node.name} offers {format_bytes(node.memory_bytes)} since {node.memory_reason}",
                     "yellow",
                 )
+            if node.attested:
+                screen.say(f"{node.name} is attested: {node.attested}")
             for failure in node.failures:
                 screen.say(f"{node.name} could not load {failure.model}: {failure.reason}", "yellow")
             for line in describe_trouble(node):

@@ -368,6 +368,16 @@ Canaries = Annotated[
     ),
 ]
 
+RequireAttested = Annotated[
+    Path | None,
+    typer.Option(
+        "--require-attested",
+        metavar="POLICY",
+        help="Take only workers that show the evidence of their hardware (AMD SEV-SNP, Intel TDX) that this TOML file "
+        "asks for; they join with --evidence.",
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ServingArguments:
@@ -422,6 +432,7 @@ class ClusterArguments:
     audit_rate: AuditRate = 0.0
     open: OpenPool = False
     canaries: Canaries = None
+    require_attested: RequireAttested = None
     draft_model: DraftModel = None
     via_coordinator: ViaCoordinator = False
     recover_journal: RecoverJournal = False

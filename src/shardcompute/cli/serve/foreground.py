@@ -16,6 +16,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from shardcompute.cli.attestation.files import attestation_policy
 from shardcompute.cli.console import Screen, has_terminal_input, standard_input
 from shardcompute.cli.failures import show_error
 from shardcompute.cli.options.adapters import AdapterArguments
@@ -140,6 +141,7 @@ class ClusterPlan:
             pool=PoolPolicy() if given.open else None,
             has_receipts=given.receipts or given.audited_share > 0.0,
             canaries_every_s=given.canaries or 0.0,
+            attestation=attestation_policy(given.require_attested, has_own_workers=self.workers is not None),
             recovers_journal=given.recover_journal,
         )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardcompute.cli.attestation.files import read_evidence_file
 from shardcompute.cli.console import Screen, has_terminal_input, open_screen, standard_input
 from shardcompute.cli.options.cluster import JOIN_PORT
 from shardcompute.cli.options.engine import check_device
@@ -65,6 +67,14 @@ def join(
         ),
     ] = None,
     through: Through = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            "--evidence",
+            metavar="FILE",
+            help="Evidence of this machine's hardware, for clusters that ask for it; see `shardcompute evidence`.",
+        ),
+    ] = None,
     data_dir: WorkerFolder = None,
     arguments: WorkerArguments,
 ) -> None:
@@ -86,7 +96,8 @@ def join(
         check_free(folder / file)
     if parsed is None:
         parsed = _pair(_addresses(screen, cluster, at), code, arguments.name, screen)
-    places = join_places(folder, choose_for(arguments), parsed, through or "")
+    shown = b"" if evidence is None else read_evidence_file(evidence)
+    places = join_places(folder, choose_for(arguments), parsed, through or "", shown)
     ids = ", ".join(member.credentials.identity.node_id for member in places.members)
     probation = ", on probation: it gets a few layers, which others compute again" if parsed.is_public else ""
     screen.say(f"joined {parsed.cluster} as {ids}{probation}")

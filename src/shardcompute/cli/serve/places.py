@@ -50,12 +50,15 @@ def choose_for(arguments: WorkerArguments) -> ChosenDevices:
     return choose_devices(arguments.device, arguments.backend.value)
 
 
-def join_places(folder: Path, chosen: ChosenDevices, token: JoinToken, through: str = "") -> EnrolledPlaces:
+def join_places(
+    folder: Path, chosen: ChosenDevices, token: JoinToken, through: str = "", evidence: bytes = b""
+) -> EnrolledPlaces:
     """Join the token's cluster with every device that was chosen; the token is used once."""
     from shardcompute.node.enrolment.stored import join_all_from
 
     folders = _folders(folder, chosen)
-    return EnrolledPlaces(chosen, folders, tuple(join_all_from(folders, token, through=through)))
+    joined = join_all_from(folders, token, through=through, evidence=evidence)
+    return EnrolledPlaces(chosen, folders, tuple(joined))
 
 
 def open_places(folder: Path, chosen: ChosenDevices, say: Callable[[str], None]) -> EnrolledPlaces:

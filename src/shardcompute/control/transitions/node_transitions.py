@@ -82,6 +82,7 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
         group_times=measured.group_times if measured else (),
         probes=probes,
         refusals=measured.refusals if measured else (),
+        attested=event.attested,
         **_standing_of(old),
         is_on_probation=is_on_probation(state, event.node),
     )

@@ -104,6 +104,7 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         resident_bytes=node.resident_bytes,
         is_draining=node.is_draining,
         reputation=node.reputation,
+        attested=node.attested,
         audits=node.audits,
         audits_failed=node.audits_failed,
         standing=standing_in_words(state.pool[node.id], state.pooling) if node.id in state.pool else "",

@@ -142,6 +142,8 @@ class NodeView:
     audits_failed: int = 0
     standing: str = ""
     """Of a machine that came without a token: on probation, promoted or expelled, and why (`docs/pools.md`)."""
+    attested: str = ""
+    """Which evidence of its hardware was verified when it joined; "": none (`docs/attestation.md`)."""
     rest_reason: str = ""
     """Why its owner does not let it work now; "": it may. Of status `resting`, it does not."""
     layers: tuple[HeldLayers, ...] = ()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from shardcompute.core.errors import UsageError
+from shardcompute.node.cluster.attested import AttestedNodes
 from shardcompute.node.cluster.record import ClusterNotes, authority_folder
 from shardcompute.node.cluster.strangers import StrangerDesk
 from shardcompute.node.enrolment.admission import Application, Companion
@@ -49,6 +50,7 @@ class ClusterAccess:
         join_addresses: Callable[[], Sequence[str]],
         on_keys: Callable[[], None],
         recovers: bool,
+        attested: AttestedNodes | None = None,
     ) -> None:
         """`folder` is the cluster's; `on_keys` is called when others are to hear of the keys."""
         self._authority = authority
@@ -56,6 +58,7 @@ class ClusterAccess:
         self._notes = notes
         self._join_addresses = join_addresses
         self._on_keys = on_keys
+        self._attested = attested or AttestedNodes(None, notes)
         self._lock = threading.Lock()
         self._pairing = PairingDesk()
         self._on_pairing: Callable[[str, bool], None] = lambda machine, is_right: None
@@ -142,6 +145,7 @@ class ClusterAccess:
         if application.role not in (Role.WORKER.value, Role.DRIVER.value):
             raise UsageError(f"nobody joins as {application.role!r}")
         role, now_s = Role(application.role), time.time()
+        shown = self._attested.verify(application, role, now_s)
         with self._lock:
             tokens, _ = self._tokens.use(
                 application.token_id,
@@ -155,12 +159,17 @@ class ClusterAccess:
             certificates = [
                 issuer.admit(each.request_pem, node_id=each.node_id, role=role) for each in applicants
             ]
+            self._attested.remember(application.node_id, shown)
             self._notes.write("tokens", tokens.to_bytes())
             self._tokens = tokens
         for each in applicants:
             log.info("%s joined as %s", each.node_id, role)
             self._on_joined(each.node_id, role.value, application.token_id)
         return certificates
+
+    def standing_of(self, node: str) -> str | None:
+        """What was verified of a worker's hardware, "" where nothing has to be; None: it may not work here."""
+        return self._attested.standing_of(node)
 
     def listen_to_joins(self, listener: Callable[[str, str, str], None]) -> None:
         """Call `listener` with the node, role and token's id of every machine that is let in, in any thread."""

@@ -18,6 +18,7 @@ from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.kv_types import KvType
 from shardcompute.node.accounts import ClusterAccounts, CountUsage
 from shardcompute.node.cluster.access import ClusterAccess
+from shardcompute.node.cluster.attested import AttestedNodes
 from shardcompute.node.cluster.audits.auditor import Auditor, AuditRecord
 from shardcompute.node.cluster.audits.recomputation import Recomputations
 from shardcompute.node.cluster.canaries.runner import CanaryRunner
@@ -131,6 +132,7 @@ class Cluster:
             join_addresses=lambda: self._network.addresses.join_addresses(),
             on_keys=lambda: self.coordinator.introduce(),
             recovers=options.recovers_journal,
+            attested=AttestedNodes(options.attestation, self._notes),
         )
         self._orders = OrderBook(self._notes)
         self._files = ServedFiles(options.folder / "served")
@@ -283,6 +285,7 @@ class Cluster:
             accounts=self._accounts,
             lead=lambda: self._network.addresses.lead(),
             ledger=self.ledger,
+            standing=self.access.standing_of,
             wire=check_wire(options.wire),
         )
 

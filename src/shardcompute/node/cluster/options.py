@@ -15,6 +15,7 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.pool import PATIENCE_S
 from shardcompute.node.driver.repair_wait import QUIET_S
 from shardcompute.node.reach.cluster_relays import RelayOptions
+from shardcompute.security.attestation.policy import AttestationPolicy
 from shardcompute.trust.pools import PoolPolicy
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.wire import Transports, default_transports
@@ -66,5 +67,7 @@ class ClusterOptions:
     """Every answer has a receipt, whether or not it was asked for."""
     canaries_every_s: float = 0.0
     """How often, on average, known prompts are asked to see whether answers have changed; 0: never."""
+    attestation: AttestationPolicy | None = None
+    """What evidence of their hardware workers have to show; None: none."""
     recovers_journal: bool = False
     """Go on with what is left of a journal that is missing or damaged."""

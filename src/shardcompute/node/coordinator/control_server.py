@@ -131,6 +131,8 @@ def refuse_to_sign(peer: PeerIdentity, request_pem: str) -> str:
 
 GrantRelays = Callable[[PeerIdentity], RelayAccess | None]
 """Which relays a member may use, and its ticket for them; None where there are none."""
+FindStanding = Callable[[str], str | None]
+"""What was verified of a node's hardware, "" where nothing has to be; None: it may not work here."""
 AnswerMeeting = Callable[[str, bytes], bytes]
 """The coordinator's own answer to a node that wants a link with it. Raises LinkError."""
 _GRANT_EVERY_S = 1800.0
@@ -161,6 +163,7 @@ class ControlServer:
         accounts: MemberAccounts | None = None,
         lead: Callable[[], Lead] = Lead,
         ledger: MemberLedger | None = None,
+        standing: FindStanding = lambda node: "",
     ) -> None:
         self._ledger = ledger
         self._grant = grant
@@ -177,6 +180,7 @@ class ControlServer:
         self._sign = sign
         self._accounts = accounts or NoAccounts()
         self._lead = lead
+        self._standing = standing
         self._limited_log = RateLimitedLog(log)
         self._budget = MemberBudget(coordinator.now_s)
         self._heartbeats: queue.SimpleQueue[NodeSeen] = queue.SimpleQueue()
@@ -308,8 +312,12 @@ class ControlServer:
         reason: str | None = "a node may only register itself"
         if isinstance(event, NodeJoined) and event.node == node:
             reason = validate_join(event) or validate_role(event.role, read_peer(pump.link.certificate).roles)
+            standing = self._standing(node) if event.role == "worker" else ""
+            if reason is None and standing is None:
+                reason = "this cluster takes only machines whose hardware is attested; join with --evidence"
             if reason is None:
-                self._coordinator.later(lambda: self._register(event, pump))
+                known = msgspec.structs.replace(event, attested=standing or "")
+                self._coordinator.later(lambda: self._register(known, pump))
                 return
         self._limited_log.warning(node, "%s was not registered: %s", node, reason)
         pump.offer(Refused(shorten(f"This node is not registered: {reason}")), timeout_s=1.0)

@@ -43,6 +43,7 @@ from shardcompute.node.coordinator.clock import SteadyClock
 from shardcompute.node.coordinator.control_server import (
     AnswerMeeting,
     ControlServer,
+    FindStanding,
     GrantRelays,
     Lead,
     MemberAccounts,
@@ -90,6 +91,7 @@ class Coordinator:
         accounts: MemberAccounts | None = None,
         lead: Callable[[], Lead] = Lead,
         ledger: MemberLedger | None = None,
+        standing: FindStanding = lambda node: "",
         wire: str = EXACT,
         clock: Callable[[], float] = time.monotonic,
         background: Background = start_thread,
@@ -134,6 +136,7 @@ class Coordinator:
             accounts,
             lead,
             ledger,
+            standing,
         )
         self._paused_since_s: float | None = None
         """Since when nothing may be changed."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ssl
 import struct
+from typing import Annotated
 
 import msgspec
 
 from shardcompute.core.errors import LinkError
+from shardcompute.security.attestation.evidence import MOST_EVIDENCE_BYTES
 
 TIMEOUT_S = 10.0
 _LENGTH = struct.Struct("!I")
@@ -30,6 +32,8 @@ class Application(msgspec.Struct, frozen=True, tag="join"):
     node_id: str
     request_pem: str
     companions: list[Companion] = []
+    evidence: Annotated[bytes, msgspec.Meta(max_length=MOST_EVIDENCE_BYTES)] = b""
+    """Of its hardware (`security.attestation.evidence`), where the cluster asks for some."""
 
 
 class Admission(msgspec.Struct, frozen=True):

@@ -35,21 +35,26 @@ from shardcompute.security.tokens import JoinToken
 
 
 def join_cluster(
-    token: JoinToken, folder: Path, role: Role, through: str = ""
+    token: JoinToken, folder: Path, role: Role, through: str = "", evidence: bytes = b""
 ) -> tuple[Credentials, list[str]]:
     """Join with a token: this node's credentials, saved in `folder`, and the coordinator's control URLs.
 
     Tries the token's addresses side by side, the first with a head start, or only `through`, a door of the
     coordinator's relay. Raises AuthError when the token is refused, LinkError when nobody answers.
     """
-    [credentials], urls = join_together(token, [folder], role, through)
+    [credentials], urls = join_together(token, [folder], role, through, evidence)
     return credentials, urls
 
 
 def join_together(
-    token: JoinToken, folders: Sequence[Path], role: Role, through: str = ""
+    token: JoinToken, folders: Sequence[Path], role: Role, through: str = "", evidence: bytes = b""
 ) -> tuple[list[Credentials], list[str]]:
-    """Like `join_cluster` for several nodes of this machine at once: they use the token once."""
+    """Like `join_cluster` for several nodes of this machine at once: they use the token once. Evidence of its hardware
+    is about one node's key."""
+    if evidence and len(folders) > 1:
+        raise UsageError(
+            "evidence is about the key of one worker", hint="join with one --device, and a folder for each"
+        )
     if len(folders) > MOST_COMPANIONS + 1:
         raise UsageError(
             f"{len(folders)} places of one machine are more than can join", hint="name fewer with --device"
@@ -57,7 +62,7 @@ def join_together(
     identities = [NodeIdentity.open(folder) for folder in folders]
     first, *others = [(each.node_id, each.certificate_request()) for each in identities]
     companions = [Companion(*other) for other in others]
-    application = Application(token.token_id, token.secret, role.value, *first, companions)
+    application = Application(token.token_id, token.secret, role.value, *first, companions, evidence)
     failures: dict[str, str] = {}
     left = [through] if through else list(token.addresses)
     while left:

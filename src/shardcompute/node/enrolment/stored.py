@@ -51,7 +51,11 @@ def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER, through:
 
 
 def join_all_from(
-    folders: Sequence[Path], token: JoinToken, role: Role = Role.WORKER, through: str = ""
+    folders: Sequence[Path],
+    token: JoinToken,
+    role: Role = Role.WORKER,
+    through: str = "",
+    evidence: bytes = b"",
 ) -> list[EnrolledNode]:
     """Like `join_from` for several nodes of this machine at once, who use the token once; `through`: see
     `join_client.join_cluster`."""
@@ -65,7 +69,7 @@ def join_all_from(
             )
         if former is not None:
             _check_role(folder, former, role)
-    joined, urls = join_together(token, folders, role, through)
+    joined, urls = join_together(token, folders, role, through, evidence)
     return [remember(folder, each, urls) for folder, each in zip(folders, joined, strict=True)]
 
 

@@ -1,0 +1,1 @@
+"""Commands of attestation: `evidence`, and the files that others are given."""
