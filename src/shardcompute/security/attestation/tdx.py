@@ -95,7 +95,7 @@ class TdxQuote:
         return self.body[520 : 520 + REPORT_DATA_BYTES]
 
 
-class _Reader:
+class _QuoteReader:
     """Takes a content apart from its beginning. AuthError where it is too short."""
 
     def __init__(self, content: bytes) -> None:
@@ -119,17 +119,17 @@ class _Reader:
 
 def parse_quote(content: bytes) -> TdxQuote:
     """AuthError where it is not a quote of this kind."""
-    reader = _Reader(content)
+    reader = _QuoteReader(content)
     signed = reader.take(SIGNED_BYTES)
     version, key_type, tee = struct.unpack_from("<HHI", signed, 0)
     if (version, key_type, tee) != (_VERSION, _ECDSA_P256, _TDX) or signed[12:28] != _INTEL:
         raise AuthError("This is no TDX quote of version 4 by Intel's quoting enclave, with ECDSA and P-256")
-    data = _Reader(reader.take(reader.number("<I")))
+    data = _QuoteReader(reader.take(reader.number("<I")))
     reader.end()
     signature, key = data.take(_SIGNATURE_BYTES), data.take(_SIGNATURE_BYTES)
     if data.number("<H") != _QE_DATA:
         raise AuthError("The TDX quote says nothing of the enclave that signed it")
-    inner = _Reader(data.take(data.number("<I")))
+    inner = _QuoteReader(data.take(data.number("<I")))
     data.end()
     report, report_signature = inner.take(QE_REPORT_BYTES), inner.take(_SIGNATURE_BYTES)
     qe_data = inner.take(inner.number("<H"))
