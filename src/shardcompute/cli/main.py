@@ -64,6 +64,7 @@ _GROUPS = {
     "receipt": "chat.receipt:app",
     "ledger": "ledger.commands:app",
     "evidence": "attestation.commands:app",
+    "zk": "zk.commands:app",
     "bench": "tools.bench:app",
 }
 """Where each lies in this package, in the order of the help: commands, and groups of them."""

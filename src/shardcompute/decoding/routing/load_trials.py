@@ -27,7 +27,7 @@ _IDLE_S = 2.0
 
 
 @dataclass(slots=True)
-class _Arm:
+class _TrialArm:
     """Tokens per second, with drafts or without, over about the last `_MEMORY` windows."""
 
     rate: float = 0.0
@@ -42,8 +42,8 @@ class _Arm:
 class _Crowd:
     """What is known of loads of about so many sessions."""
 
-    with_drafts: _Arm = field(default_factory=_Arm)
-    plain: _Arm = field(default_factory=_Arm)
+    with_drafts: _TrialArm = field(default_factory=_TrialArm)
+    plain: _TrialArm = field(default_factory=_TrialArm)
     drafts: bool = True
     """What is done now."""
     wait: int = _FIRST_WAIT

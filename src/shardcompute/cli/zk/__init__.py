@@ -1,0 +1,1 @@
+"""Commands of zero-knowledge proofs: `zk`."""
