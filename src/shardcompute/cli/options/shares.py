@@ -51,12 +51,13 @@ class ShareArguments:
         text = self.share_layers or ""
         if text == _ALL:
             return 0, count, True
-        first, _, last = text.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
+        first, mark, last = text.partition("-")
+        last = last if mark else first
+        if not all(each.isascii() and each.isdecimal() for each in (first, last)):
             raise UsageError(
                 f"--share-layers {text!r} are no layers", hint="write 0-1, a single number, or all"
             )
-        start, stop = int(first), int(last or first) + 1
+        start, stop = int(first), int(last) + 1
         if not start < stop <= count:
             raise UsageError(
                 f"--share-layers {text!r} are not in the model", hint=f"it has layers 0 to {count - 1}"
