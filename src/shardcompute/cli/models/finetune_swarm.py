@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shardcompute.cluster_client import ClusterClient
     from shardcompute.finetune.preparation import PreparedRun
     from shardcompute.finetune.training import CurvePoint, OnStep, RunCadence, Taught
-    from shardcompute.node.admin.views import NodeView
     from shardcompute.node.rpc.commands import Peer
     from shardcompute.weights.checkpoint import Checkpoint
 
