@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.units import format_bytes
+from shardcompute.finetune.adapters.parts import count_parameters
 from shardcompute.finetune.modules import AdaptedMap
 from shardcompute.finetune.plan import FinetunePlan
 from shardcompute.models.layout import Layout
@@ -85,7 +86,7 @@ def estimate_run(
             math.prod(shape) for name, shape in shapes if len(shape) == 2 and name != "embedding"
         )
         here = [module for module in modules if stage.start <= module.layer < stage.stop]
-        learned = sum(module.parameters(plan.lora.rank) for module in here)
+        learned = sum(count_parameters(module, plan.lora) for module in here)
         parameters += learned
         # With one forward, one backward at a time, earlier stages hold more micro-batches than later ones.
         held = in_flight or min(plan.micro_batches, len(stages) - place)

@@ -1,15 +1,12 @@
-"""The linear maps that are adapted, by the names that PEFT gives them, and what their additions begin with."""
+"""The linear maps that are adapted, by the names that PEFT gives them."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from shardcompute.backends.matrix import Float32
 from shardcompute.core.errors import UnsupportedModelError, UsageError
+from shardcompute.finetune.adapters.parts import BOTTLENECK_MAPS
 from shardcompute.finetune.plan import LoraShape
 from shardcompute.models.families import is_fallback, is_foreign
 from shardcompute.models.layout import Layout
@@ -26,9 +23,6 @@ class AdaptedMap:
     name: str
     module: BaseModule
 
-    def parameters(self, rank: int) -> int:
-        return rank * (self.module.width_in + self.module.width_out)
-
 
 def choose_modules(
     spec: ModelSpec, layout: Layout, lora: LoraShape, *, is_gguf: bool, stage: Stage | None = None
@@ -41,6 +35,8 @@ def choose_modules(
         )
     found = []
     all_modules = base_modules(spec, layout, is_gguf=is_gguf)
+    if lora.kind == "bottleneck":
+        all_modules = {key: each for key, each in all_modules.items() if _ends_block(each)}
     _check_targets(lora.targets, all_modules, spec.family)
     for (layer, tail), module in sorted(all_modules.items()):
         is_here = stage is None or stage.start <= layer < stage.stop
@@ -51,12 +47,8 @@ def choose_modules(
     return tuple(found)
 
 
-def first_numbers(adapted: AdaptedMap, rank: int, seed: int) -> tuple[Float32, Float32]:
-    """What `down` and `up` are before the first step: small chance, keyed by the map, and nothing."""
-    chance = np.random.default_rng([seed, adapted.layer, zlib.crc32(adapted.tail.encode())])
-    bound = 1 / np.sqrt(adapted.module.width_in)
-    down = chance.uniform(-bound, bound, (rank, adapted.module.width_in)).astype(np.float32)
-    return down, np.zeros((adapted.module.width_out, rank), dtype=np.float32)
+def _ends_block(module: BaseModule) -> bool:
+    return all(name in BOTTLENECK_MAPS for name, _ in module.places)
 
 
 def _is_target(tail: str, targets: Sequence[str]) -> bool:

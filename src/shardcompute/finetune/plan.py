@@ -15,6 +15,7 @@ from typing import Literal
 from shardcompute.core.errors import UsageError
 from shardcompute.weights.adapters import MAX_RANK
 
+AdapterKind = Literal["lora", "dora", "bottleneck"]
 Schedule = Literal["constant", "linear", "cosine"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear", "cosine")
 
@@ -29,6 +30,7 @@ class LoraShape:
     targets: tuple[str, ...] = ()
     is_rank_stabilised: bool = False
     dropout: float = 0.0
+    kind: AdapterKind = "lora"
 
     @property
     def scale(self) -> float:
@@ -73,6 +75,7 @@ def check_finetune_plan(plan: FinetunePlan) -> FinetunePlan:
     checks = (
         (1 <= lora.rank <= MAX_RANK, f"--rank is {lora.rank}", f"use 1 to {MAX_RANK}; 8 or 16 are usual"),
         (0 < lora.alpha < 1e6, f"--alpha is {lora.alpha}", "use a positive number; twice the rank is usual"),
+        (lora.kind != "bottleneck" or not lora.is_rank_stabilised, "a bottleneck has no scale", "leave out --rslora"),
         (0 <= lora.dropout < 1, f"--dropout is {lora.dropout}", "use a share from 0 up to, not including, 1"),
         (plan.steps >= 1, "there are no steps to take", "use --steps or --epochs above 0"),
         (1 <= plan.micro_batches <= plan.batch, f"{plan.batch} examples cannot be cut into {plan.micro_batches}",

@@ -18,21 +18,29 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from shardcompute.backends.matrix import Float32
-from shardcompute.core.errors import CorruptModelError
+from shardcompute.backends.torch.weights import DeviceLinear
 from shardcompute.finetune.adamw import CopyGroup, SplitAdamW
+from shardcompute.finetune.adapters.flat_vector import FlatVector, Place
+from shardcompute.finetune.adapters.parts import DOWN, MAGNITUDE, UP, first_numbers
+from shardcompute.finetune.adapters.taught_linear import (
+    BottleneckChange,
+    Change,
+    DoraChange,
+    LowRankChange,
+    TaughtLinear,
+    dense_bias,
+    dense_weight,
+)
 from shardcompute.finetune.data.batches import MicroBatch
-from shardcompute.finetune.modules import AdaptedMap, choose_modules, first_numbers
+from shardcompute.finetune.modules import AdaptedMap, choose_modules
 from shardcompute.finetune.plan import FinetunePlan
-from shardcompute.finetune.training_ops import Addition, TaughtLinear, TrainingOps
+from shardcompute.finetune.training_ops import TrainingOps
 from shardcompute.models.decoder import Decoder, LayerWeights, TensorSource
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.weights.loader import placed_rows
 
-DOWN, UP = "lora_A.weight", "lora_B.weight"
 _FIRST, _SECOND = "first moment of ", "second moment of "
-_Place = tuple[int, int]
-"""From where to where in the flat vector."""
 _QKV = ("attention.q", "attention.k", "attention.v")
 
 
@@ -80,16 +88,10 @@ class FinetuneStage:
         if modules is None:
             modules = choose_modules(spec, layout, plan.lora, is_gguf=options.is_gguf, stage=stage)
         self.modules = tuple(modules)
-        sizes = [module.parameters(plan.lora.rank) for module in self.modules]
-        self.values = torch.empty(sum(sizes), device=self._device)
-        self._gradients = torch.zeros_like(self.values)
-        self._parameters = self._cut_parameters()
-        self.load_state(self._first_state())
-        per_layer = [
-            sum(size for size, module in zip(sizes, self.modules, strict=True) if module.layer == layer)
-            for layer in range(stage.start, stage.stop)
-        ]
-        self._optimizer = SplitAdamW(self.values, per_layer, plan, copies)
+        self._learned = FlatVector(self.modules, plan.lora, self._device)
+        self._learned.values.copy_(self._learned.join(self._first_state()))
+        sizes = self._learned.layer_sizes(range(stage.start, stage.stop))
+        self._optimizer = SplitAdamW(self._learned.values, sizes, plan, copies)
         self._load(spec)
         self._kept: dict[int, _KeptBatch] = {}
 
@@ -122,7 +124,7 @@ class FinetuneStage:
         if self._options.recomputes:
             with self._rows_of(kept.batch, learns=True):
                 return self._backward_by_layer(kept, gradient)
-        return self._backward_through(kept.output, kept.inputs[0], gradient, self._all_parameters())
+        return self._backward_through(kept.output, kept.inputs[0], gradient, self._learned.of_all())
 
     def evaluate(self, batch: MicroBatch, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """`forward` of which nothing is kept, without dropout."""
@@ -132,19 +134,20 @@ class FinetuneStage:
     def forget(self) -> None:
         """Drop what is kept of micro-batches and gathered of gradients: the step begins anew."""
         self._kept.clear()
-        self._gradients.zero_()
+        self._learned.gradients.zero_()
 
     # The optimiser
 
     def gather_gradients(self) -> NDArray[np.float64]:
         """All micro-batches of a step are back: the squared sums of gradients, by layer."""
-        squares = self._optimizer.gather(self._gradients)
-        self._gradients.zero_()
+        squares = self._optimizer.gather(self._learned.gradients)
+        self._learned.gradients.zero_()
         return squares
 
     def apply_gradients(self, step: int, scale: float) -> None:
         """Learn from them, each times `scale`."""
         self._optimizer.step(step, self.plan.rate_at(step), scale)
+        self._forget_lengths()
 
     @property
     def optimizer_bytes(self) -> int:
@@ -156,26 +159,29 @@ class FinetuneStage:
         """What is learned, by PEFT's names, and the optimiser's moments."""
         found = self.learned()
         for prefix, moment in zip((_FIRST, _SECOND), self._optimizer.moments(), strict=True):
-            found |= {prefix + name: part for name, part in self._cut_flat(moment)}
+            found |= {prefix + name: part for name, part in self._learned.cut(moment)}
         return found
 
     def learned(self) -> dict[str, Float32]:
-        return dict(self._cut_flat(self.values))
+        return dict(self._learned.cut(self._learned.values))
 
     def load_state(self, state: Mapping[str, Float32]) -> None:
         """Go on from what `state` has given, of these layers at least. CorruptModelError where something is missing."""
-        self.values.copy_(self._join_flat(state, ""))
+        self._learned.values.copy_(self._learned.join(state))
+        self._forget_lengths()
         if any(name.startswith(_FIRST) for name in state):
-            self._optimizer.load_moments(self._join_flat(state, _FIRST), self._join_flat(state, _SECOND))
+            first, second = (self._learned.join(state, prefix) for prefix in (_FIRST, _SECOND))
+            self._optimizer.load_moments(first, second)
 
     def gradients(self) -> dict[str, Float32]:
         """What the micro-batches since the last step have added up to, by PEFT's names."""
-        return dict(self._cut_flat(self._gradients))
+        return dict(self._learned.cut(self._learned.gradients))
 
     # Inside
 
     def _load(self, spec: ModelSpec) -> None:
         decoder, ops = self._decoder, self._ops
+        self._taught_maps: list[TaughtLinear] = []
         with torch.no_grad():
             self._shared = decoder.load_shared(ops)
             self._embedding = decoder.load_embedding(ops) if self.stage.is_first else None
@@ -196,42 +202,76 @@ class FinetuneStage:
         changed: dict[str, Any] = {}
         for field, names in maps.items():
             base = getattr(weights, field)
-            additions = None if base is None else self._additions(layer, names)
-            if additions is not None:
-                changed[field] = TaughtLinear(base, additions, self.plan.lora.scale)
+            stretches = None if base is None else self._stretches(base, layer, names)
+            if stretches is not None:
+                changed[field] = TaughtLinear(base, stretches)
+                self._taught_maps.append(changed[field])
         return replace(weights, **changed)
 
-    def _additions(self, layer: int, names: Sequence[str]) -> tuple[tuple[int, Addition | None], ...] | None:
-        found: list[tuple[int, Addition | None]] = []
+    def _stretches(
+        self, base: DeviceLinear, layer: int, names: Sequence[str]
+    ) -> tuple[tuple[int, Change | None], ...] | None:
+        """What is changed in the outputs of a map that is made of these, in order."""
+        found: list[tuple[int, Change | None]] = []
         widths = {name: self._layout.layers[layer][name].shape[0] for name in names}
         done: set[str] = set()
+        start = 0
         for name in names:
             if name in done:
                 continue
             owner = self._owner(layer, name)
-            if owner is None:
-                found.append((widths[name], None))
-                continue
-            parts = [each for each in names if each in dict(owner.module.places)]
+            parts = [name] if owner is None else [each for each in names if each in dict(owner.module.places)]
             done.update(parts)
-            found.append((sum(widths[each] for each in parts), self._addition(owner, parts, widths)))
-        return tuple(found) if any(addition is not None for _, addition in found) else None
+            width = sum(widths[each] for each in parts)
+            rows = None if owner is None else self._stored_rows(owner, parts, widths)
+            change = None if owner is None else self._change(owner, rows, base, slice(start, start + width))
+            found.append((width, change))
+            start += width
+        return tuple(found) if any(change is not None for _, change in found) else None
 
     def _owner(self, layer: int, name: str) -> AdaptedMap | None:
         here = (module for module in self.modules if module.layer == layer)
         return next((module for module in here if name in dict(module.module.places)), None)
 
-    def _addition(self, owner: AdaptedMap, parts: Sequence[str], widths: Mapping[str, int]) -> Addition:
+    def _stored_rows(
+        self, owner: AdaptedMap, parts: Sequence[str], widths: Mapping[str, int]
+    ) -> torch.Tensor | None:
+        """Which stored row each of our outputs is; None where they are the same."""
         places, rows = dict(owner.module.places), []
         stored = np.arange(owner.module.width_out, dtype=np.float32)[:, None]
         for name in parts:
             place = places[name]
             rows.append(np.arange(widths[name]) if place is None else placed_rows(place, stored)[:, 0])
         order = np.concatenate(rows).astype(np.int64)
-        is_same = np.array_equal(order, np.arange(owner.module.width_out))
-        down, up = self._parameters[owner.name]
-        placed = None if is_same else torch.from_numpy(order).to(self._device)
-        return Addition(owner.name, down, up, placed, len(order))
+        if np.array_equal(order, np.arange(owner.module.width_out)):
+            return None
+        return torch.from_numpy(order).to(self._device)
+
+    def _change(
+        self, owner: AdaptedMap, rows: torch.Tensor | None, base: DeviceLinear, outputs: slice
+    ) -> Change:
+        lora, leaves = self.plan.lora, self._learned.leaves[owner.name]
+        if lora.kind == "bottleneck":
+            down, down_bias, up, up_bias = leaves.values()
+            return BottleneckChange(owner.name, down, down_bias, up, up_bias)
+        low_rank = LowRankChange(owner.name, leaves[DOWN], leaves[UP], lora.scale, rows)
+        if lora.kind == "lora":
+            return low_rank
+        weight, bias = dense_weight(base, self._options.dtype)[outputs], dense_bias(base)
+        change = DoraChange(low_rank, leaves[MAGNITUDE], weight, None if bias is None else bias[outputs])
+        change.begin()
+        return change
+
+    def _forget_lengths(self) -> None:
+        for each in self._taught_maps:
+            each.forget()
+
+    def _first_state(self) -> dict[str, Float32]:
+        return {
+            f"{module.name}.{part}": values
+            for module in self.modules
+            for part, values in first_numbers(module, self.plan.lora, self.plan.seed).items()
+        }
 
     @contextmanager
     def _rows_of(self, batch: MicroBatch, *, learns: bool) -> Iterator[None]:
@@ -274,7 +314,7 @@ class FinetuneStage:
         for layer in reversed(range(self.stage.count)):
             is_first = self.stage.is_first and layer == 0
             x = kept.inputs[layer].requires_grad_(not is_first)
-            parameters = self._layer_parameters(self.stage.start + layer)
+            parameters = self._learned.of_layer(self.stage.start + layer)
             gradient = self._backward_through(self._layer(layer, x), x, gradient, parameters)
         return gradient
 
@@ -283,7 +323,7 @@ class FinetuneStage:
         output: torch.Tensor,
         x: torch.Tensor,
         gradient: torch.Tensor | None,
-        parameters: Mapping[_Place, torch.Tensor],
+        parameters: Mapping[Place, torch.Tensor],
     ) -> torch.Tensor | None:
         inputs = [*([x] if x.requires_grad else []), *parameters.values()]
         if not output.requires_grad or not inputs:
@@ -292,57 +332,5 @@ class FinetuneStage:
         passed = found.pop(0) if x.requires_grad else None
         for place, part in zip(parameters, found, strict=True):
             if part is not None:
-                self._gradients[slice(*place)] += part.flatten()
+                self._learned.add_gradient(place, part)
         return passed
-
-    # The flat vector
-
-    def _places(self) -> Iterator[tuple[AdaptedMap, str, _Place, tuple[int, int]]]:
-        start, rank = 0, self.plan.lora.rank
-        for module in self.modules:
-            shapes = ((DOWN, (rank, module.module.width_in)), (UP, (module.module.width_out, rank)))
-            for part, shape in shapes:
-                stop = start + shape[0] * shape[1]
-                yield module, part, (start, stop), shape
-                start = stop
-
-    def _cut_parameters(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Leaves of the graph that share the memory of the flat vector."""
-        self._slices: dict[int, dict[_Place, torch.Tensor]] = {}
-        found: dict[str, list[torch.Tensor]] = {}
-        for module, _, place, shape in self._places():
-            leaf = self.values[slice(*place)].view(shape).detach().requires_grad_()
-            found.setdefault(module.name, []).append(leaf)
-            self._slices.setdefault(module.layer, {})[place] = leaf
-        return {name: (down, up) for name, (down, up) in found.items()}
-
-    def _layer_parameters(self, layer: int) -> Mapping[_Place, torch.Tensor]:
-        return self._slices.get(layer, {})
-
-    def _all_parameters(self) -> Mapping[_Place, torch.Tensor]:
-        return {place: leaf for layer in self._slices.values() for place, leaf in layer.items()}
-
-    def _cut_flat(self, flat: torch.Tensor) -> Iterator[tuple[str, Float32]]:
-        for module, part, place, shape in self._places():
-            yield f"{module.name}.{part}", flat[slice(*place)].view(shape).cpu().numpy().copy()
-
-    def _join_flat(self, state: Mapping[str, Float32], prefix: str) -> torch.Tensor:
-        flat = np.empty(len(self.values), dtype=np.float32)
-        for module, part, place, shape in self._places():
-            name = f"{prefix}{module.name}.{part}"
-            found = state.get(name)
-            if found is None or found.shape != shape:
-                raise CorruptModelError(
-                    f"the checkpoint has no {name} of the shape {shape}",
-                    hint="it is of another run; begin anew with --fresh",
-                )
-            flat[slice(*place)] = found.ravel()
-        return torch.from_numpy(flat).to(self._device)
-
-    def _first_state(self) -> dict[str, Float32]:
-        found = {}
-        for module in self.modules:
-            numbers = first_numbers(module, self.plan.lora.rank, self.plan.seed)
-            for part, values in zip((DOWN, UP), numbers, strict=True):
-                found[f"{module.name}.{part}"] = values
-        return found

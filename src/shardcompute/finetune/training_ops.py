@@ -7,8 +7,8 @@ decoder can be taught.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -20,41 +20,7 @@ from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.ops import TorchOps
 from shardcompute.backends.torch.weights import DeviceLinear
 from shardcompute.core.batch import Segment
-
-
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """What is being learned for one module of the base: `down [rank, in]`, `up [stored rows, rank]`.
-
-    `rows` says which stored row each of our outputs is, None where they are the same; `width` is how many there are.
-    """
-
-    name: str
-    down: torch.Tensor
-    up: torch.Tensor
-    rows: torch.Tensor | None
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class TaughtLinear:
-    """A frozen map with additions to stretches of its outputs, in order; None where a stretch has none."""
-
-    base: DeviceLinear
-    additions: tuple[tuple[int, Addition | None], ...]
-    scale: float
-
-    @property
-    def bias(self) -> torch.Tensor | None:
-        return self.base.bias
-
-    @property
-    def size_bytes(self) -> int:
-        return self.base.size_bytes
-
-    def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """The frozen map alone."""
-        return self.base.apply(x)
+from shardcompute.finetune.adapters.taught_linear import TaughtLinear
 
 
 class TrainingOps(TorchOps):
@@ -65,6 +31,7 @@ class TrainingOps(TorchOps):
         self._lengths: tuple[int, ...] = ()
         self._padded_rows = torch.empty(0, dtype=torch.int64)
         self._dropout = 0.0
+        self._is_taught = True
         self._key: tuple[int, ...] = ()
 
     def begin_rows(
@@ -85,21 +52,20 @@ class TrainingOps(TorchOps):
         self._logit_rows = logit_rows.to(self._device)
         self._dropout, self._key = dropout, key
 
+    @contextmanager
+    def untaught(self) -> Iterator[None]:
+        """The frozen model alone, in this block."""
+        self._is_taught = False
+        try:
+            yield
+        finally:
+            self._is_taught = True
+
     def linear(self, x: Any, matrix: DeviceLinear) -> Any:
         rows = self._value(x)
         if not isinstance(matrix, TaughtLinear):
             return matrix.apply(rows)
-        added = [
-            rows.new_zeros(len(rows), width) if addition is None else self._added(rows, addition)
-            for width, addition in matrix.additions
-        ]
-        together = added[0] if len(added) == 1 else torch.cat(added, dim=-1)
-        return matrix.base.apply(rows) + together * matrix.scale
-
-    def _added(self, rows: torch.Tensor, addition: Addition) -> torch.Tensor:
-        inner = functional.linear(self._dropped(rows, addition.name), addition.down.to(rows.dtype))
-        made = functional.linear(inner, addition.up.to(rows.dtype))
-        return made if addition.rows is None else made.index_select(1, addition.rows)
+        return matrix.apply_taught(rows, self._dropped) if self._is_taught else matrix.apply(rows)
 
     def _dropped(self, rows: torch.Tensor, name: str) -> torch.Tensor:
         if not self._dropout:
