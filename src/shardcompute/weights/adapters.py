@@ -1,8 +1,9 @@
 """Adapters: PEFT's LoRA folders, read for one base model and checked against it before any number is.
 
 `adapter_config.json` says how matrices were adapted, `adapter_model.safetensors` holds two small ones for each. What an
-adapter has must be exactly what its config and the base call for. Variants that change more than that (DoRA, trained
-biases, whole modules saved besides, bases that were changed first) are refused: they would be computed wrongly.
+adapter has must be exactly what its config and the base call for. Variants that change more than that (trained biases,
+whole modules saved besides, bases that were changed first) are refused: they would be computed wrongly. So is DoRA
+where an adapter is kept beside its base; merged into it, its lengths of rows are applied.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.weights.formats.bytes import LocalBytes
 from shardcompute.weights.formats.safetensors_file import open_safetensors
-from shardcompute.weights.formats.tensor_file import TensorFile, read_matrix
+from shardcompute.weights.formats.tensor_file import TensorFile, read_matrix, read_vector
 from shardcompute.weights.loader import placed_rows
 
 MAX_ADAPTERS = 64
@@ -36,6 +37,9 @@ _CONFIG_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PLAIN = re.compile(r"[\w.]{1,200}")
 _TENSOR = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.([\w.]{1,200})\.lora_([AB])(?:\.default)?\.weight")
+_LENGTHS = re.compile(
+    r"(?:.*\.)?layers\.(\d{1,6})\.([\w.]{1,200})\.lora_(m)agnitude_vector(?:\.default)?(?:\.weight)?"
+)
 _STORED = re.compile(r"(?:.*\.)?(?:layers)\.(\d{1,6})\.([\w.]{1,200})\.weight")
 _FLOATS = ("F32", "F16", "BF16")
 ADAPTABLE = (
@@ -54,7 +58,6 @@ _GGUF_MODULES: Mapping[str, str] = {
 """What adapters call the matrices of a model that comes as GGUF, where other names are stored."""
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
 _REFUSED: Mapping[str, str] = {
-    "use_dora": "DoRA, which changes the length of weights as well",
     "modules_to_save": "whole modules that were trained besides (modules_to_save)",
     "lora_bias": "biases in its additions (lora_bias)",
     "trainable_token_indices": "tokens that were trained besides (trainable_token_indices)",
@@ -74,6 +77,8 @@ class AdaptedModule:
     places: tuple[tuple[str, TensorPlace | None], ...]
     """Our matrices that are read from it; None: as it is."""
     added: AdapterMatrix
+    lengths: Float32 | None = None
+    """Of the rows of base and addition together (DoRA); None: as they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +139,12 @@ def open_adapters(
     )
 
 
-def open_adapter(name: str, folder: Path, spec: ModelSpec, layout: Layout, *, is_gguf: bool) -> Adapter:
-    """Read an adapter for a model of this layout. Shapes are checked before numbers are read."""
-    config = _read_config(folder)
+def open_adapter(
+    name: str, folder: Path, spec: ModelSpec, layout: Layout, *, is_gguf: bool, is_merged: bool = False
+) -> Adapter:
+    """Read an adapter for a model of this layout. Shapes are checked before numbers are read. One that is to be merged
+    may be DoRA."""
+    config = _read_config(folder, allows_dora=is_merged)
     base = base_modules(spec, layout, is_gguf=is_gguf)
     path = folder / _TENSORS
     if not path.is_file():
@@ -146,7 +154,7 @@ def open_adapter(name: str, folder: Path, spec: ModelSpec, layout: Layout, *, is
         )
     with contextlib.closing(LocalBytes(path)) as source:
         file = open_safetensors(source)
-        found = _find_tensors(file)
+        found = _find_tensors(file, "ABm" if config.has_lengths else "AB")
         wanted = _wanted(config, folder, base)
         if not found:
             raise CorruptModelError(f"{path} holds no LoRA matrices", hint="fetch the adapter again")
@@ -158,7 +166,8 @@ def open_adapter(name: str, folder: Path, spec: ModelSpec, layout: Layout, *, is
             rank = _check_shapes(file, (down, up), module, config.rank(tail, layer))
             scale = np.float32(config.scale(tail, layer, rank))
             added = AdapterMatrix(_numbers(file, down), _numbers(file, up) * scale)
-            modules.setdefault(layer, []).append(AdaptedModule(module.stored, module.places, added))
+            lengths = _read_lengths(file, names["m"], module) if config.has_lengths else None
+            modules.setdefault(layer, []).append(AdaptedModule(module.stored, module.places, added, lengths))
     return Adapter(name, modules, folder)
 
 
@@ -224,6 +233,8 @@ class _LoraConfig:
     targets: tuple[str, ...] | None
     """Names, or ends of names, of modules; None: whatever there are tensors of."""
     layers: frozenset[int] | None
+    has_lengths: bool
+    """DoRA."""
 
     def rank(self, tail: str, layer: int) -> int:
         return int(_matching(self.ranks, tail, layer, self.default_rank))
@@ -238,7 +249,7 @@ def _matching(patterns: Mapping[str, Any], tail: str, layer: int, default: Any) 
     return next((value for key, value in patterns.items() if name.endswith(f".{key}")), default)
 
 
-def _read_config(folder: Path) -> _LoraConfig:
+def _read_config(folder: Path, *, allows_dora: bool) -> _LoraConfig:
     path = folder / _CONFIG
     if not path.is_file():
         raise UnknownModelError(
@@ -254,7 +265,7 @@ def _read_config(folder: Path) -> _LoraConfig:
         raise CorruptModelError(f"{path} is not JSON: {error}", hint="fetch the adapter again") from error
     if not isinstance(config, dict):
         raise CorruptModelError(f"{path} is not a JSON object", hint="fetch the adapter again")
-    _refuse_variants(folder, config)
+    _refuse_variants(folder, config, allows_dora=allows_dora)
     try:
         return _parse_config(config)
     except (KeyError, TypeError, ValueError) as error:
@@ -263,11 +274,17 @@ def _read_config(folder: Path) -> _LoraConfig:
         ) from error
 
 
-def _refuse_variants(folder: Path, config: Mapping[str, Any]) -> None:
+def _refuse_variants(folder: Path, config: Mapping[str, Any], *, allows_dora: bool) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise UnsupportedModelError(
             f"the adapter in {folder} is of PEFT's type {str(kind)[:40]!r}", hint="only LORA is supported"
+        )
+    if config.get("use_dora") and not allows_dora:
+        raise UnsupportedModelError(
+            f"the adapter in {folder} has DoRA, which changes the length of weights as well, and cannot be kept beside "
+            "others",
+            hint="merge it into the model with --merge-adapter FOLDER",
         )
     has = [words for key, words in _REFUSED.items() if config.get(key)]
     if config.get("bias", "none") != "none":
@@ -300,6 +317,7 @@ def _parse_config(config: Mapping[str, Any]) -> _LoraConfig:
         alphas={_plain(key): _finite(value) for key, value in (config.get("alpha_pattern") or {}).items()},
         targets=tuple(targets) if is_named and targets else None,
         layers=None if layers is None else frozenset(_whole(each, least=0) for each in layers),
+        has_lengths=bool(config.get("use_dora", False)),
     )
 
 
@@ -321,10 +339,10 @@ def _plain(key: Any) -> str:
     return key
 
 
-def _find_tensors(file: TensorFile) -> dict[ModuleKey, dict[str, str]]:
+def _find_tensors(file: TensorFile, wanted: str) -> dict[ModuleKey, dict[str, str]]:
     found: dict[ModuleKey, dict[str, str]] = {}
     for name in file.entries:
-        match = _TENSOR.fullmatch(name)
+        match = _TENSOR.fullmatch(name) or (_LENGTHS.fullmatch(name) if "m" in wanted else None)
         if match is None:
             what = "DoRA" if "lora_magnitude" in name else "embedding or head" if "embed" in name else "other"
             raise UnsupportedModelError(
@@ -336,9 +354,9 @@ def _find_tensors(file: TensorFile) -> dict[ModuleKey, dict[str, str]]:
             raise CorruptModelError(f"{file.name} has {name[:120]!r} twice", hint="fetch the adapter again")
         parts[match[3]] = name
     for (layer, tail), parts in found.items():
-        if len(parts) != 2:
+        if len(parts) != len(wanted):
             raise CorruptModelError(
-                f"{file.name} has only lora_{next(iter(parts))} of {tail} in layer {layer}",
+                f"{file.name} has only lora_{' and lora_'.join(sorted(parts))} of {tail} in layer {layer}",
                 hint="fetch the adapter again",
             )
     return found
@@ -405,6 +423,20 @@ def _check_shapes(file: TensorFile, names: Sequence[str], module: BaseModule, ra
                 hint="the adapter belongs to another model, or is damaged",
             )
     return rank
+
+
+def _read_lengths(file: TensorFile, name: str, module: BaseModule) -> Float32:
+    entry = file.entries[name]
+    if entry.shape != (module.width_out,) or entry.dtype not in _FLOATS:
+        raise CorruptModelError(
+            f"{name[:120]} in {file.name} is {entry.dtype} of the shape {'×'.join(map(str, entry.shape))}, where the "
+            f"base calls for {module.width_out}",
+            hint="the adapter belongs to another model, or is damaged",
+        )
+    lengths = read_vector(file, name)
+    if not np.isfinite(lengths).all():
+        raise CorruptModelError(f"{name[:120]} in {file.name} has numbers that are none")
+    return lengths
 
 
 def _numbers(file: TensorFile, name: str) -> Float32:

@@ -82,14 +82,18 @@ class Checkpoint(Closing):
 
     def with_merged(self, folder: Path) -> Checkpoint:
         """With an adapter in the weights, which are those of a model of their own then."""
+        self.check_mergeable()
+        adapter = open_adapter("merged", folder, self.spec, self.layout, is_gguf=False, is_merged=True)
+        return replace(self, tensors=MergedTensors(self.tensors, adapter), merged=adapter_digest(adapter))
+
+    def check_mergeable(self) -> None:
+        """UnsupportedModelError where no adapter can be merged into its weights."""
         self._refuse_adapters(has_any=True)
         if self.quantization or self.files.kind == "gguf" or stored_file(self.tensors) is not self.tensors:
             raise UnsupportedModelError(
                 f"an adapter is merged into plain numbers of a safetensors checkpoint, and {self.name} is none",
                 hint="keep the adapter beside the model with --adapter, or take the base in 16 bits",
             )
-        adapter = open_adapter("merged", folder, self.spec, self.layout, is_gguf=False)
-        return replace(self, tensors=MergedTensors(self.tensors, adapter), merged=adapter_digest(adapter))
 
     def _refuse_adapters(self, has_any: bool) -> None:
         if has_any and (is_fallback_spec(self.spec) or is_foreign(self.spec)):

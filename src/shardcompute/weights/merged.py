@@ -1,7 +1,7 @@
 """Merged tensors: a checkpoint read as if an adapter had been merged into it, a matrix at a time, when it is read.
 
 A matrix is widened to float32, what the adapter adds to it is added, and it is rounded back to the numbers of the file,
-as PEFT does it. Files are not changed.
+as PEFT does it. Where the adapter has lengths of rows (DoRA), rows get these. Files are not changed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ class MergedTensors:
         self.metadata: Mapping[str, Any] = tensors.metadata
         self.entries: Mapping[str, TensorEntry] = tensors.entries
         self._added: dict[str, AdapterMatrix] = {}
+        self._lengths: dict[str, Float32] = {}
         self._is_transposed: dict[str, bool] = {}
         for modules in adapter.modules.values():
             for module in modules:
                 self._added[module.stored] = module.added
+                if module.lengths is not None:
+                    self._lengths[module.stored] = module.lengths
                 self._is_transposed[module.stored] = any(
                     place is not None and place.is_transposed for _, place in module.places
                 )
@@ -77,7 +80,12 @@ class MergedTensors:
     def _merge(self, name: str) -> bytes:
         added = self._added[name].product()
         weight: Float32 = read_matrix(self._tensors, name).to_dense()
-        total = weight + (added.T if self._is_transposed[name] else added)
+        is_transposed, lengths = self._is_transposed[name], self._lengths.get(name)
+        total = weight + (added.T if is_transposed else added)
+        if lengths is not None:
+            axis = 0 if is_transposed else 1
+            factors = lengths / np.linalg.norm(total, axis=axis)
+            total = total * (factors[None, :] if is_transposed else factors[:, None])
         kind = self.entries[name].dtype
         if kind == "BF16":
             return _to_bfloat16(total).tobytes()
@@ -92,6 +100,8 @@ def adapter_digest(adapter: Adapter) -> str:
             digest.update(f"{layer} {module.stored} {module.added.rank} ".encode())
             digest.update(np.ascontiguousarray(module.added.down).tobytes())
             digest.update(np.ascontiguousarray(module.added.up).tobytes())
+            if module.lengths is not None:
+                digest.update(b"lengths" + np.ascontiguousarray(module.lengths).tobytes())
     return digest.hexdigest()
 
 
