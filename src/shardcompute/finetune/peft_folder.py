@@ -10,7 +10,7 @@ from pathlib import Path
 from shardcompute.backends.matrix import Float32
 from shardcompute.finetune.checkpoints import write_tensors
 from shardcompute.finetune.modules import AdaptedMap
-from shardcompute.finetune.plan import FinetunePlan
+from shardcompute.finetune.plan import FinetunePlan, LoraShape
 from shardcompute.finetune.training import CurvePoint
 from shardcompute.weights.sources.disk import disk_errors
 
@@ -38,14 +38,14 @@ def write_peft_folder(
     """The tensors come last: a folder that has them is whole."""
     lora = card.plan.lora
     config = {
-        "peft_type": "LORA",
+        "peft_type": "BOTTLENECK" if lora.kind == "bottleneck" else "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": card.base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "use_rslora": lora.is_rank_stabilised,
-        "use_dora": False,
+        "use_dora": lora.kind == "dora",
         "target_modules": sorted({module.tail for module in modules}),
         "bias": "none",
         "fan_in_fan_out": False,
@@ -66,24 +66,25 @@ def write_peft_folder(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "training.json").write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
-        (folder / "README.md").write_text(_describe(card), encoding="utf-8")
+        (folder / "README.md").write_text(describe_card(card), encoding="utf-8")
     write_tensors(folder / "adapter_model.safetensors", learned, {"format": "pt"})
 
 
-def _describe(card: AdapterCard) -> str:
+def describe_card(card: AdapterCard, *, is_merged: bool = False) -> str:
+    """The card as text: of the adapter, or of a model that it was merged into."""
     plan, lora = card.plan, card.plan.lora
-    kind = "rsLoRA" if lora.is_rank_stabilised else "LoRA"
+    library = "transformers" if is_merged else "shardcompute" if lora.kind == "bottleneck" else "peft"
     lines = [
         "---",
         f"base_model: {json.dumps(card.base)}",
         f"license: {json.dumps(card.licence)}",
-        "library_name: peft",
+        f"library_name: {library}",
         "---",
         "",
-        f"# An adapter of {card.base}",
+        f"# {card.base} with an adapter merged into it" if is_merged else f"# An adapter of {card.base}",
         "",
-        f"{kind} of rank {lora.rank}, alpha {lora.alpha:g}, taught in {len(card.curve)} steps of "
-        f"{plan.batch} examples.",
+        f"{_kind_of(lora)} of rank {lora.rank}{'' if lora.kind == 'bottleneck' else f', alpha {lora.alpha:g}'}, taught "
+        f"in {len(card.curve)} steps of {plan.batch} examples.",
         "",
         f"- Licence: {card.licence}",
         f"- Data: {card.data}, {card.examples} examples, SHA-256 `{card.data_sha256}`",
@@ -98,6 +99,13 @@ def _describe(card: AdapterCard) -> str:
     for prompt, before, after in card.samples:
         lines += ["", f"> {_line(prompt)}", "", f"- before: {_line(before)}", f"- after: {_line(after)}"]
     return "\n".join(lines) + "\n"
+
+
+def _kind_of(lora: LoraShape) -> str:
+    if lora.kind == "bottleneck":
+        return "Bottlenecks"
+    base = "DoRA" if lora.kind == "dora" else "LoRA"
+    return f"rs{base}" if lora.is_rank_stabilised else base
 
 
 def _some(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
