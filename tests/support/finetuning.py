@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shardcompute.collectives import Group
 from shardcompute.core.settings import load_settings
 from shardcompute.finetune.data.batches import MicroBatch, step_batches
-from shardcompute.finetune.data.examples import Example
+from shardcompute.finetune.data.examples import Example, TrainingUnit
 from shardcompute.finetune.local_pipeline import LocalPipeline
 from shardcompute.finetune.modules import choose_modules
 from shardcompute.finetune.peft_folder import AdapterCard, write_peft_folder
@@ -43,7 +43,7 @@ def random_examples(count: int, seed: int = 3, longest: int = 24) -> list[Exampl
     return made
 
 
-def batches_of(examples: Sequence[Example], plan: FinetunePlan, step: int) -> list[MicroBatch]:
+def batches_of(examples: Sequence[TrainingUnit], plan: FinetunePlan, step: int) -> list[MicroBatch]:
     return step_batches(examples, step, batch=plan.batch, micro_batches=plan.micro_batches, seed=plan.seed)
 
 

@@ -77,7 +77,9 @@ def estimate_run(
     """Of examples that have so many tokens each, on average; the longest may fill a whole micro-batch. `in_flight` is
     how many micro-batches a stage holds, where `stages` are not all there are."""
     step_tokens = math.ceil(plan.batch * mean_tokens)
-    rows = math.ceil(step_tokens / plan.micro_batches) + plan.longest
+    # Of preferences, two answers come together, and rows of the frozen model go forward beside them.
+    is_paired = plan.loss.kind == "dpo"
+    rows = math.ceil(step_tokens / plan.micro_batches) + plan.longest * (2 if is_paired else 1)
     needs, matrix_numbers, parameters = [], 0, 0
     for place, stage in enumerate(stages):
         shapes = [(name, each.shape) for name, each in layout.stage_tensors(stage)]
@@ -98,13 +100,13 @@ def estimate_run(
                 _activation_bytes(spec, stage, rows, recomputes) * held + _logit_bytes(spec, stage, rows),
             )
         )
-    passes = 3 if recomputes else 2
+    passes = 2 + recomputes + is_paired
     boundaries = len(stages) - 1
     return RunEstimate(
         tuple(needs),
         parameters,
         step_tokens,
-        plan.steps * boundaries * 2 * step_tokens * spec.hidden * _FLOAT_BYTES,
+        plan.steps * boundaries * (2 + is_paired) * step_tokens * spec.hidden * _FLOAT_BYTES,
         2.0 * matrix_numbers * passes * step_tokens * plan.steps,
         recomputes,
     )

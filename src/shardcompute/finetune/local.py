@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from shardcompute.backends.matrix import Float32
 from shardcompute.core.errors import UsageError
 from shardcompute.finetune.estimate import SPARE_SHARE, RunEstimate, check_memory, estimate_run
 from shardcompute.finetune.local_pipeline import LocalPipeline
+from shardcompute.finetune.losses.teacher import DistillingPipeline, LocalTeacher
 from shardcompute.finetune.modules import AdaptedMap, choose_modules
+from shardcompute.finetune.pipeline import LearningPipeline
 from shardcompute.finetune.plan import FinetunePlan, plan_digest
 from shardcompute.finetune.preparation import PreparedRun
+from shardcompute.finetune.samples import sample_stage
 from shardcompute.finetune.stage import FinetuneStage, StageOptions
 from shardcompute.finetune.training import OnStep, RunCadence, Taught, teach
 from shardcompute.models.spec import cut
@@ -86,15 +91,23 @@ def teach_here(
     loop: RunCadence,
     *,
     available_bytes: int,
+    teacher: Checkpoint | None = None,
     on_step: OnStep = lambda _point, _seconds: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Taught:
-    """Run it, or what is left of it."""
+    """Run it, or what is left of it; towards `teacher`, where it distils one."""
     torch.set_num_threads(options.threads)
+    if teacher is not None:
+        available_bytes -= teacher_bytes(teacher, prepared, options)
     needed = plan_here(checkpoint, prepared, options, available_bytes)
     if options.device == "cpu":
         check_memory(needed, available_bytes)
-    pipeline = open_local_pipeline(checkpoint, prepared, options, recomputes=needed.recomputes)
+    pipeline: LearningPipeline = open_local_pipeline(
+        checkpoint, prepared, options, recomputes=needed.recomputes
+    )
+    if teacher is not None:
+        how = StageOptions(options.device, DTYPES[options.dtype])
+        pipeline = DistillingPipeline(pipeline, LocalTeacher(teacher, prepared.plan, how))
     return teach(
         pipeline,
         prepared.plan,
@@ -108,18 +121,47 @@ def teach_here(
     )
 
 
+def teacher_bytes(teacher: Checkpoint, prepared: PreparedRun, options: LocalOptions) -> int:
+    """What a teacher takes: its weights, and its words on a step's tokens, thrice while they are made."""
+    tensors = (place for part in (teacher.layout.model, *teacher.layout.layers) for place in part.values())
+    numbers = sum(math.prod(place.shape) for place in tensors)
+    rows = math.ceil(prepared.plan.batch * prepared.mean_tokens)
+    return int(numbers * DTYPES[options.dtype].itemsize) + 3 * rows * teacher.spec.vocab_size * 4
+
+
 def open_local_pipeline(
     checkpoint: Checkpoint, prepared: PreparedRun, options: LocalOptions, *, recomputes: bool
 ) -> LocalPipeline:
     """The stages with weights, at the first step."""
+    return LocalPipeline(
+        _open_stages(checkpoint, prepared.plan, options, recomputes=recomputes), prepared.plan
+    )
+
+
+def _open_stages(
+    checkpoint: Checkpoint, plan: FinetunePlan, options: LocalOptions, *, recomputes: bool
+) -> list[FinetuneStage]:
     how = StageOptions(
         options.device, DTYPES[options.dtype], recomputes, is_gguf=checkpoint.files.kind == "gguf"
     )
-    stages = [
-        FinetuneStage(checkpoint.spec, checkpoint.layout, stage, checkpoint.source(stage), prepared.plan, how)
+    return [
+        FinetuneStage(checkpoint.spec, checkpoint.layout, stage, checkpoint.source(stage), plan, how)
         for stage in cut(checkpoint.spec, options.stages)
     ]
-    return LocalPipeline(stages, prepared.plan)
+
+
+def sample_here(
+    checkpoint: Checkpoint,
+    prepared: PreparedRun,
+    learned: Mapping[str, Float32],
+    prompts: Sequence[Sequence[int]],
+    options: LocalOptions,
+) -> list[tuple[list[int], list[int]]]:
+    """Answers to prompts without and with what was learned, computed as it is taught."""
+    torch.set_num_threads(options.threads)
+    (stage,) = _open_stages(checkpoint, prepared.plan, replace(options, stages=1), recomputes=False)
+    stage.load_state(learned)
+    return sample_stage(stage, prompts, checkpoint.tokenizer().eos_ids)
 
 
 def measure_operations(threads: int, device: str) -> float:

@@ -48,7 +48,7 @@ class LocalPipeline:
                 x = stage.evaluate(batch, x)
             assert x is not None
             weighted += float(x) * batch.total
-            learned += len(batch.targets)
+            learned += batch.units(is_paired=self._plan.loss.kind == "dpo")
         return weighted / learned
 
     def state(self) -> dict[str, Float32]:

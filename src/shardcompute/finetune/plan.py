@@ -17,6 +17,8 @@ from shardcompute.weights.adapters import MAX_RANK
 
 AdapterKind = Literal["lora", "dora", "bottleneck"]
 Schedule = Literal["constant", "linear", "cosine"]
+LossKind = Literal["cross-entropy", "dpo", "kl"]
+LOSSES: tuple[LossKind, ...] = ("cross-entropy", "dpo", "kl")
 SCHEDULES: tuple[Schedule, ...] = ("constant", "linear", "cosine")
 
 
@@ -38,6 +40,17 @@ class LoraShape:
 
 
 @dataclass(frozen=True, slots=True)
+class LossShape:
+    """What is made smaller. `beta` is DPO's: how dear it is to leave the frozen model; `teacher` names the weights that
+    are come near to, at a temperature, with KL."""
+
+    kind: LossKind = "cross-entropy"
+    beta: float = 0.1
+    temperature: float = 1.0
+    teacher: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class FinetunePlan:
     """A run of `steps` optimiser steps, each over `batch` examples in `micro_batches` parts."""
 
@@ -56,6 +69,7 @@ class FinetunePlan:
     longest: int = 512
     """Tokens of an example."""
     lora: LoraShape = field(default_factory=LoraShape)
+    loss: LossShape = field(default_factory=LossShape)
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -84,6 +98,8 @@ def check_finetune_plan(plan: FinetunePlan) -> FinetunePlan:
         (0 <= plan.warmup < plan.steps or plan.warmup == 0, f"--warmup is {plan.warmup} of {plan.steps} steps",
          "use fewer steps than there are"),
         (plan.clip >= 0, f"--clip is {plan.clip}", "use 0 for no limit, or 1"),
+        (0 < plan.loss.beta < 1e3, f"--beta is {plan.loss.beta}", "use a positive number; 0.1 is usual"),
+        (0.1 <= plan.loss.temperature <= 100, f"--temperature is {plan.loss.temperature}", "use 0.1 to 100"),
         (plan.longest >= 2, f"--max-length is {plan.longest}", "use at least 2"),
     )  # fmt: skip
     for is_good, message, hint in checks:

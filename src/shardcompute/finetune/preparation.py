@@ -8,7 +8,7 @@ from pathlib import Path
 from shardcompute.core.errors import UsageError
 from shardcompute.finetune.data.batches import steps_of
 from shardcompute.finetune.data.dataset import read_dataset
-from shardcompute.finetune.data.examples import ChatTokenizer, Example, ExampleSet, make_examples
+from shardcompute.finetune.data.examples import ChatTokenizer, ExampleSet, TrainingUnit, make_examples
 from shardcompute.finetune.plan import FinetunePlan, check_finetune_plan
 from shardcompute.weights.sources.disk import check_room
 from shardcompute.weights.sources.resolve import ModelFiles
@@ -24,7 +24,7 @@ class PreparedRun:
 
     plan: FinetunePlan
     taught: ExampleSet
-    held_out: tuple[Example, ...]
+    held_out: tuple[TrainingUnit, ...]
     data: Path
     sha256: str
 
@@ -45,8 +45,9 @@ def prepare_run(
 ) -> PreparedRun:
     """Read files and make examples; of a plan without steps, so many epochs are taken."""
     longest = min(plan.longest, context_length)
-    dataset = read_dataset(data)
-    watched = None if held_out is None else read_dataset(held_out)
+    has_preferences = plan.loss.kind == "dpo"
+    dataset = read_dataset(data, has_preferences=has_preferences)
+    watched = None if held_out is None else read_dataset(held_out, has_preferences=has_preferences)
     taught = make_examples(dataset, tokenizer, longest)
     _check_ids(taught.examples, vocab_size)
     examples = () if watched is None else make_examples(watched, tokenizer, longest).examples
@@ -99,8 +100,8 @@ def licence_of(files: ModelFiles) -> str:
     return "unknown"
 
 
-def _check_ids(examples: tuple[Example, ...], vocab_size: int) -> None:
-    for example in examples:
+def _check_ids(units: tuple[TrainingUnit, ...], vocab_size: int) -> None:
+    for example in (each for unit in units for each in unit.sequences):
         if int(example.ids.max()) >= vocab_size:
             raise UsageError(
                 f"the tokenizer makes token {int(example.ids.max())}, and the model knows {vocab_size}",

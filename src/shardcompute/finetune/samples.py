@@ -9,7 +9,9 @@ import numpy as np
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.batch import Segment
-from shardcompute.finetune.data.examples import Example
+from shardcompute.finetune.data.batches import MicroBatch
+from shardcompute.finetune.data.examples import TrainingUnit
+from shardcompute.finetune.stage import FinetuneStage
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import Checkpoint
 
@@ -17,11 +19,11 @@ SAMPLE_TOKENS = 48
 _CONTEXT = 1024
 
 
-def prompts_of(examples: Sequence[Example], count: int) -> list[list[int]]:
+def prompts_of(units: Sequence[TrainingUnit], count: int) -> list[list[int]]:
     """What comes before the first learned token of some examples; at least their first token."""
     return [
         [int(each) for each in example.ids[: max(1, int(np.argmax(example.is_learned)))]]
-        for example in examples[:count]
+        for example in (unit.sequences[0] for unit in units[:count])
     ]
 
 
@@ -44,6 +46,40 @@ def sample_both(
         (_answer(executor, prompt, 0, ends, context), _answer(executor, prompt, 1, ends, context))
         for prompt in prompts
     ]
+
+
+def sample_stage(
+    stage: FinetuneStage, prompts: Sequence[Sequence[int]], ends: frozenset[int]
+) -> list[tuple[list[int], list[int]]]:
+    """The same of a stage that is the whole model, for adapters that are not served: every token computes all before it
+    again."""
+    return [
+        (
+            _answer_again(stage, prompt, ends, is_taught=False),
+            _answer_again(stage, prompt, ends, is_taught=True),
+        )
+        for prompt in prompts
+    ]
+
+
+def _answer_again(
+    stage: FinetuneStage, prompt: Sequence[int], ends: frozenset[int], *, is_taught: bool
+) -> list[int]:
+    ids = list(prompt)[-stage.plan.longest + 1 :]
+    begun = len(ids)
+    for _ in range(min(SAMPLE_TOKENS, stage.plan.longest - begun)):
+        batch = MicroBatch(
+            np.asarray(ids, dtype=np.int32),
+            (len(ids),),
+            np.asarray([len(ids) - 1], dtype=np.int32),
+            np.zeros(1, dtype=np.int32),
+            1,
+        )
+        picked = int(stage.predict(batch, is_taught=is_taught)[0].argmax())
+        if picked in ends:
+            break
+        ids.append(picked)
+    return ids[begun:]
 
 
 def _answer(

@@ -8,30 +8,36 @@ layer, computing the rest again (`recomputes`). Numbers are the same both ways, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from shardcompute.backends.matrix import Float32
 from shardcompute.backends.torch.weights import DeviceLinear
+from shardcompute.core.errors import UsageError
 from shardcompute.finetune.adamw import CopyGroup, SplitAdamW
 from shardcompute.finetune.adapters.flat_vector import FlatVector, Place
 from shardcompute.finetune.adapters.parts import DOWN, MAGNITUDE, UP, first_numbers
 from shardcompute.finetune.adapters.taught_linear import (
     BottleneckChange,
-    Change,
     DoraChange,
     LowRankChange,
+    OutputChange,
     TaughtLinear,
     dense_bias,
     dense_weight,
 )
 from shardcompute.finetune.data.batches import MicroBatch
+from shardcompute.finetune.losses.functions import (
+    preference_loss,
+    sequence_log_probs,
+    teacher_loss,
+    token_loss,
+)
 from shardcompute.finetune.modules import AdaptedMap, choose_modules
 from shardcompute.finetune.plan import FinetunePlan
 from shardcompute.finetune.training_ops import TrainingOps
@@ -63,6 +69,8 @@ class _KeptBatch:
     inputs: list[torch.Tensor]
     """What came into each layer; without recomputation into the first."""
     output: torch.Tensor
+    reference: torch.Tensor | None
+    """Of preferences, at the last stage: how likely the frozen model finds each sequence."""
 
 
 class FinetuneStage:
@@ -99,21 +107,23 @@ class FinetuneStage:
 
     def forward(self, batch: MicroBatch, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """A micro-batch one stage on: hidden rows, or at the last stage its part of the step's loss. The first stage
-        begins with token ids, others with rows of the stage before."""
-        x = self._enter(batch, hidden)
+        begins with token ids, others with rows of the stage before. Where preferences are learned, a row is that of
+        the model that learns and that of the frozen one, side by side."""
+        x, frozen = self._enter(batch, hidden)
         number = batch.key[1]
+        reference = self._refer(frozen, batch)
         with self._rows_of(batch, learns=True):
             if self._options.recomputes:
                 inputs = [x]
                 with torch.no_grad():
                     for layer in range(self.stage.count):
                         inputs.append(self._layer(layer, inputs[-1]))
-                    output = inputs[-1] if not self.stage.is_last else self._loss(inputs[-1], batch)
+                    output = self._loss(inputs[-1], batch, reference) if self.stage.is_last else inputs[-1]
             else:
                 inputs = [x.requires_grad_(not self.stage.is_first)]
-                output = self._whole(x, batch)
-        self._kept[number] = _KeptBatch(batch, inputs, output)
-        return output.detach()
+                output = self._whole(x, batch, reference)
+        self._kept[number] = _KeptBatch(batch, inputs, output, reference)
+        return self._beside(output.detach(), reference)
 
     def backward(self, number: int, gradient: torch.Tensor | None = None) -> torch.Tensor | None:
         """What its output changes by, back through the layers: adds to this stage's gradients and returns that of its
@@ -128,8 +138,31 @@ class FinetuneStage:
 
     def evaluate(self, batch: MicroBatch, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """`forward` of which nothing is kept, without dropout."""
+        x, frozen = self._enter(batch, hidden)
+        reference = self._refer(frozen, batch)
         with torch.no_grad(), self._rows_of(batch, learns=False):
-            return self._whole(self._enter(batch, hidden), batch)
+            return self._beside(self._whole(x, batch, reference), reference)
+
+    def predict(self, batch: MicroBatch, *, is_taught: bool = True) -> torch.Tensor:
+        """Logits of a batch's rows, of a stage that is the whole model: with what is learned, or of the frozen one."""
+        with torch.no_grad(), self._rows_of(batch, learns=False), ExitStack() as stack:
+            if not is_taught:
+                stack.enter_context(self._ops.untaught())
+            x, _ = self._enter(batch, None)
+            for layer in range(self.stage.count):
+                x = self._layer(layer, x)
+            return self._logits(x)
+
+    def embed(self, ids: NDArray[np.int32]) -> Float32:
+        """Embeddings of tokens, at the first stage."""
+        with torch.no_grad():
+            places = torch.from_numpy(ids).to(self._device, torch.int64)
+            found: torch.Tensor = self._decoder.embed(self._ops, self._embedding, places)
+            return np.array(found.float().cpu().numpy())
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.vocab_size
 
     def forget(self) -> None:
         """Drop what is kept of micro-batches and gathered of gradients: the step begins anew."""
@@ -210,9 +243,9 @@ class FinetuneStage:
 
     def _stretches(
         self, base: DeviceLinear, layer: int, names: Sequence[str]
-    ) -> tuple[tuple[int, Change | None], ...] | None:
+    ) -> tuple[tuple[int, OutputChange | None], ...] | None:
         """What is changed in the outputs of a map that is made of these, in order."""
-        found: list[tuple[int, Change | None]] = []
+        found: list[tuple[int, OutputChange | None]] = []
         widths = {name: self._layout.layers[layer][name].shape[0] for name in names}
         done: set[str] = set()
         start = 0
@@ -249,7 +282,7 @@ class FinetuneStage:
 
     def _change(
         self, owner: AdaptedMap, rows: torch.Tensor | None, base: DeviceLinear, outputs: slice
-    ) -> Change:
+    ) -> OutputChange:
         lora, leaves = self.plan.lora, self._learned.leaves[owner.name]
         if lora.kind == "bottleneck":
             down, down_bias, up, up_bias = leaves.values()
@@ -282,35 +315,72 @@ class FinetuneStage:
         )
         yield
 
-    def _enter(self, batch: MicroBatch, hidden: torch.Tensor | None) -> torch.Tensor:
+    def _enter(
+        self, batch: MicroBatch, hidden: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rows of the model that learns, and of the frozen one where it is referred to."""
+        is_paired = self.plan.loss.kind == "dpo"
         if hidden is not None:
-            return hidden.detach().to(self._device, self._options.dtype)
+            rows = hidden.detach().to(self._device, self._options.dtype)
+            if not is_paired:
+                return rows, None
+            learning, frozen = rows.chunk(2, dim=-1)
+            return learning.contiguous(), frozen.contiguous()
         ids = torch.from_numpy(batch.ids).to(self._device, torch.int64)
         with torch.no_grad():
             embedded: torch.Tensor = self._decoder.embed(self._ops, self._embedding, ids)
-        return embedded
+        return embedded, embedded if is_paired else None
 
-    def _whole(self, x: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    def _refer(self, x: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor | None:
+        """Rows of the frozen model one stage on; at the last stage how likely it finds each sequence."""
+        if x is None:
+            return None
+        with torch.no_grad(), self._ops.untaught(), self._rows_of(batch, learns=False):
+            for layer in range(self.stage.count):
+                x = self._layer(layer, x)
+            return sequence_log_probs(self._logits(x), batch) if self.stage.is_last else x
+
+    def _beside(self, output: torch.Tensor, reference: torch.Tensor | None) -> torch.Tensor:
+        """What goes on to the next stage."""
+        if reference is None or self.stage.is_last:
+            return output
+        return torch.cat([output, reference], dim=-1)
+
+    def _whole(self, x: torch.Tensor, batch: MicroBatch, reference: torch.Tensor | None) -> torch.Tensor:
         for layer in range(self.stage.count):
             x = self._layer(layer, x)
-        return self._loss(x, batch) if self.stage.is_last else x
+        return self._loss(x, batch, reference) if self.stage.is_last else x
 
     def _layer(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self._decoder.layer(self._ops, self._shared, self._layers[layer], layer, x)
         return out
 
-    def _loss(self, x: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    def _loss(self, x: torch.Tensor, batch: MicroBatch, reference: torch.Tensor | None) -> torch.Tensor:
+        logits, loss = self._logits(x), self.plan.loss
+        if loss.kind == "dpo" and reference is not None:
+            found = preference_loss(sequence_log_probs(logits, batch), reference, loss.beta)
+        elif loss.kind == "kl":
+            if batch.teacher is None:
+                raise UsageError(
+                    "a batch came without its teacher's words",
+                    hint="keep the last layers here: --keep-local 1",
+                )
+            teacher = torch.from_numpy(batch.teacher).to(self._device)
+            found = teacher_loss(logits, teacher, loss.temperature)
+        else:
+            found = token_loss(logits, batch)
+        return found / batch.total
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
         assert self._head is not None
-        logits: Any = self._decoder.head(
-            self._ops, self._head, self._decoder.normed(self._ops, self._head, x)
-        )
-        targets = torch.from_numpy(batch.targets).to(self._device, torch.int64)
-        return functional.cross_entropy(logits.float(), targets, reduction="sum") / batch.total
+        rows = self._decoder.normed(self._ops, self._head, x)
+        logits: torch.Tensor = self._decoder.head(self._ops, self._head, rows)
+        return logits.float()
 
     def _backward_by_layer(self, kept: _KeptBatch, gradient: torch.Tensor | None) -> torch.Tensor | None:
         if self.stage.is_last:
             x = kept.inputs[-1].requires_grad_()
-            gradient = self._backward_through(self._loss(x, kept.batch), x, gradient, {})
+            gradient = self._backward_through(self._loss(x, kept.batch, kept.reference), x, gradient, {})
         for layer in reversed(range(self.stage.count)):
             is_first = self.stage.is_first and layer == 0
             x = kept.inputs[layer].requires_grad_(not is_first)

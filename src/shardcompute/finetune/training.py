@@ -14,7 +14,7 @@ from shardcompute.backends.matrix import Float32
 from shardcompute.core.errors import BackendError
 from shardcompute.finetune.checkpoints import TrainingState, read_checkpoint, write_checkpoint
 from shardcompute.finetune.data.batches import MicroBatch, pack_batches, step_batches
-from shardcompute.finetune.data.examples import Example
+from shardcompute.finetune.data.examples import TrainingUnit
 from shardcompute.finetune.pipeline import LearningPipeline, learned_of
 from shardcompute.finetune.plan import FinetunePlan
 
@@ -68,12 +68,12 @@ class _Progress:
 def teach(
     pipeline: LearningPipeline,
     plan: FinetunePlan,
-    examples: Sequence[Example],
+    examples: Sequence[TrainingUnit],
     folder: Path,
     digest: str,
     options: RunCadence,
     *,
-    held_out: Sequence[Example] = (),
+    held_out: Sequence[TrainingUnit] = (),
     on_step: OnStep = lambda _point, _seconds: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Taught:
@@ -114,7 +114,7 @@ def teach(
     return Taught(learned, tuple(progress.curve), time.monotonic() - started, is_early)
 
 
-def _cut_held_out(examples: Sequence[Example], plan: FinetunePlan) -> list[MicroBatch]:
+def _cut_held_out(examples: Sequence[TrainingUnit], plan: FinetunePlan) -> list[MicroBatch]:
     """In batches like those that are learned from: the memory is planned for these."""
     size = max(1, plan.batch // plan.micro_batches)
     return [

@@ -15,8 +15,8 @@ from support.finetuning import PeftRun, batches_of, open_pipeline, open_stages, 
 from support.models.tiny import save_tiny
 from support.models.tiny_checkpoint import save_tiny_llama
 
-STEPS = 30
-CUTS = ((0, 6), (0, 2, 6), (0, 1, 3, 6))
+STEPS = 20
+CUTS = ((0, 6), (0, 1, 3, 6))
 
 
 def plan_of(kind: str, **options: object) -> FinetunePlan:
@@ -45,7 +45,7 @@ def test_dora_has_the_curves_of_peft_with_any_number_of_stages(tmp_path: Path) -
             np.testing.assert_array_equal(other[name], values, err_msg=name)
 
 
-@pytest.mark.parametrize("family", ["llama-biases", "phi3", "gemma2"])
+@pytest.mark.parametrize("family", ["llama-biases", "phi3"])
 def test_dora_has_the_gradients_of_peft_where_maps_are_fused_or_biased(family: str, tmp_path: Path) -> None:
     base = save_tiny(family, tmp_path / "base")
     plan, examples = plan_of("dora", is_rank_stabilised=True), random_examples(9)
@@ -112,7 +112,7 @@ def test_bottlenecks_learn_as_plain_torch_does(tmp_path: Path) -> None:
     reference.optimizer = torch.optim.AdamW(
         reference.trained, lr=plan.rate, betas=plan.betas, eps=plan.epsilon, weight_decay=plan.weight_decay
     )
-    for step in range(10):
+    for step in range(8):
         batches = batches_of(examples, plan, step)
         expected = reference.learn(step, batches)
         for run in runs:

@@ -10,7 +10,13 @@ import pytest
 
 from shardcompute.core.errors import UsageError
 from shardcompute.finetune.data import dataset as dataset_module
-from shardcompute.finetune.data.dataset import ChatRecord, InstructionRecord, TextRecord, read_dataset
+from shardcompute.finetune.data.dataset import (
+    ChatRecord,
+    InstructionRecord,
+    PreferenceRecord,
+    TextRecord,
+    read_dataset,
+)
 
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
@@ -62,6 +68,32 @@ def test_three_forms_are_read_and_blank_lines_skipped(tmp_path: Path) -> None:
 def test_wrong_lines_are_named(line: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
         read_dataset(write(tmp_path / "data", CHAT, line))
+
+
+PAIR = {"prompt": "p", "chosen": "good", "rejected": "bad"}
+
+
+def test_preferences_are_read(tmp_path: Path) -> None:
+    read = read_dataset(write(tmp_path / "data", PAIR, PAIR), has_preferences=True)
+    assert [record for _, record in read.records] == [PreferenceRecord("p", "good", "bad")] * 2
+    with pytest.raises(UsageError, match=r"line 2 of .* chosen and a rejected .*"):
+        read_dataset(write(tmp_path / "data", CHAT, PAIR))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (CHAT, "line 2 of .* no text as its prompt"),
+        ({"prompt": "p", "chosen": "good"}, "line 2 of .* no text as its rejected"),
+        ({**PAIR, "chosen": ""}, "line 2 of .* empty chosen"),
+        ({**PAIR, "rejected": ["bad"]}, "line 2 of .* no text as its rejected"),
+        ({**PAIR, "rejected": "good"}, "line 2 of .* same answer twice"),
+        (b"nothing", "line 2 of .* is not JSON"),
+    ],
+)
+def test_wrong_preferences_are_named(line: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_dataset(write(tmp_path / "data", PAIR, line), has_preferences=True)
 
 
 def test_empty_files_and_other_encodings_are_refused(tmp_path: Path) -> None:

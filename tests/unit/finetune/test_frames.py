@@ -59,7 +59,7 @@ def test_micro_batches_come_as_they_went_and_contradictions_are_refused() -> Non
         msgspec.structs.replace(facts, rows=facts.rows[:4]),
         msgspec.structs.replace(facts, ids=facts.ids[:-1]),
         pack_batch(replace(BATCH, rows=np.asarray([1, 7], dtype=np.int32))),
-        pack_batch(replace(BATCH, total=1)),
+        pack_batch(replace(BATCH, total=0)),
     )
     for each in wrong:
         with pytest.raises(LinkError):

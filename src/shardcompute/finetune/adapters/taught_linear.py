@@ -21,7 +21,7 @@ Drop = Callable[[torch.Tensor, str], torch.Tensor]
 """Rows of a map of this name, some of their numbers dropped by chance; the very same rows where none are."""
 
 
-class Change(Protocol):
+class OutputChange(Protocol):
     """What an adapter changes in one stretch of a map's outputs."""
 
     def change(self, x: torch.Tensor, plain: torch.Tensor, drop: Drop) -> torch.Tensor:
@@ -38,7 +38,7 @@ class TaughtLinear:
     """A frozen map with changes of stretches of its outputs, in order; None where a stretch has none."""
 
     base: DeviceLinear
-    stretches: tuple[tuple[int, Change | None], ...]
+    stretches: tuple[tuple[int, OutputChange | None], ...]
 
     @property
     def bias(self) -> torch.Tensor | None:

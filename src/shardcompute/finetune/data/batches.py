@@ -13,14 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcompute.finetune.data.examples import Example
+from shardcompute.finetune.data.examples import Example, TrainingUnit
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Examples that go through the stages together, one behind the other as rows.
 
-    `targets` are the tokens to be learned, of the rows `rows`; `total` is how many the whole step has.
+    `targets` are the tokens to be learned, of the rows `rows`; `total` is how many the whole step has. Of preferences,
+    chosen and rejected answers lie in turn, and `total` counts pairs.
     """
 
     ids: NDArray[np.int32]
@@ -30,6 +31,12 @@ class MicroBatch:
     total: int
     key: tuple[int, int] = (0, 0)
     """Step and number, by which chance is drawn."""
+    teacher: NDArray[np.float32] | None = None
+    """A teacher's log-probabilities of the targets' places, `[targets, vocabulary]`."""
+
+    def units(self, *, is_paired: bool) -> int:
+        """Its own part of `total`."""
+        return len(self.lengths) // 2 if is_paired else len(self.targets)
 
 
 def steps_of(examples: int, batch: int, epochs: float) -> int:
@@ -50,23 +57,24 @@ def choose_examples(count: int, step: int, batch: int, seed: int) -> list[int]:
 
 
 def step_batches(
-    examples: Sequence[Example], step: int, *, batch: int, micro_batches: int, seed: int
+    examples: Sequence[TrainingUnit], step: int, *, batch: int, micro_batches: int, seed: int
 ) -> list[MicroBatch]:
     """What a step learns from, in parts of about equally many tokens each."""
     chosen = [examples[number] for number in choose_examples(len(examples), step, batch, seed)]
     return pack_batches(chosen, micro_batches, step)
 
 
-def pack_batches(chosen: Sequence[Example], count: int, step: int = 0) -> list[MicroBatch]:
+def pack_batches(chosen: Sequence[TrainingUnit], count: int, step: int = 0) -> list[MicroBatch]:
     """Examples in `count` parts, the longest first to the shortest part."""
-    total = sum(example.learned for example in chosen)
-    parts: list[list[Example]] = [[] for _ in range(min(count, len(chosen)))]
+    total = sum(example.units for example in chosen)
+    parts: list[list[TrainingUnit]] = [[] for _ in range(min(count, len(chosen)))]
     sizes = [0] * len(parts)
-    for example in sorted(chosen, key=lambda each: -len(each.ids)):
+    for example in sorted(chosen, key=lambda each: -each.tokens):
         smallest = sizes.index(min(sizes))
         parts[smallest].append(example)
-        sizes[smallest] += len(example.ids)
-    return [_pack(part, total, (step, number)) for number, part in enumerate(parts)]
+        sizes[smallest] += example.tokens
+    flat = [[each for example in part for each in example.sequences] for part in parts]
+    return [_pack(part, total, (step, number)) for number, part in enumerate(flat)]
 
 
 def _pack(part: Sequence[Example], total: int, key: tuple[int, int]) -> MicroBatch:

@@ -4,6 +4,10 @@
     {"prompt": "…", "completion": "…"}
     {"text": "…"}
 
+or, where preferences are learned, a prompt with a better and a worse answer:
+
+    {"prompt": "…", "chosen": "…", "rejected": "…"}
+
 A line is read up to a bound, so that a file that is no such thing costs no memory. Whatever is wrong is a UsageError
 with the number of its line.
 """
@@ -26,6 +30,7 @@ MAX_FILE_BYTES = 4 << 30
 ROLES = ("system", "user", "assistant", "tool")
 _MARKS = (b"\xff\xfe", b"\xfe\xff")
 _FORMS = 'use {"messages": […]}, {"prompt": "…", "completion": "…"} or {"text": "…"}'
+_PREFERENCE_FORM = 'use {"prompt": "…", "chosen": "…", "rejected": "…"}'
 _SHOWN = 40
 
 
@@ -51,7 +56,16 @@ class TextRecord:
     text: str
 
 
-Record = ChatRecord | InstructionRecord | TextRecord
+@dataclass(frozen=True, slots=True)
+class PreferenceRecord:
+    """A prompt with the answer that is to become more likely than the other."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+
+
+Record = ChatRecord | InstructionRecord | TextRecord | PreferenceRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +77,9 @@ class Dataset:
     sha256: str
 
 
-def read_dataset(path: Path) -> Dataset:
-    """All of a training file, checked."""
+def read_dataset(path: Path, *, has_preferences: bool = False) -> Dataset:
+    """All of a training file, checked: examples, or preferences alone."""
+    parse = _parse_preference if has_preferences else _parse_example
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -75,14 +90,15 @@ def read_dataset(path: Path) -> Dataset:
         digest = hashlib.sha256()
         with path.open("rb") as file:
             records = tuple(
-                (number, _parse_line(path, number, line)) for number, line in _lines(path, file, digest)
+                (number, parse(path, number, _parse_line(path, number, line)))
+                for number, line in _lines(path, file, digest)
             )
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror or error}", hint="name a file of JSON lines"
         ) from error
     if not records:
-        raise UsageError(f"{path} has no examples", hint=_FORMS)
+        raise UsageError(f"{path} has no examples", hint=_PREFERENCE_FORM if has_preferences else _FORMS)
     return Dataset(path, records, digest.hexdigest())
 
 
@@ -105,7 +121,7 @@ def _lines(path: Path, file: IO[bytes], digest: Any) -> Iterator[tuple[int, byte
             yield number, line
 
 
-def _parse_line(path: Path, number: int, line: bytes) -> Record:
+def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
@@ -118,6 +134,24 @@ def _parse_line(path: Path, number: int, line: bytes) -> Record:
         raise _wrong(path, number, f"is not JSON: {error}", "write one JSON object on each line") from error
     if not isinstance(value, dict):
         raise _wrong(path, number, "is no JSON object", _FORMS)
+    return value
+
+
+def _parse_preference(path: Path, number: int, value: Mapping[str, Any]) -> PreferenceRecord:
+    for key in ("prompt", "chosen", "rejected"):
+        _check_text(path, number, value.get(key), key, _PREFERENCE_FORM)
+    if value["chosen"] == value["rejected"]:
+        raise _wrong(
+            path, number, "has the same answer twice", "there is nothing to prefer; leave the line out"
+        )
+    return PreferenceRecord(value["prompt"], value["chosen"], value["rejected"])
+
+
+def _parse_example(path: Path, number: int, value: Mapping[str, Any]) -> Record:
+    if "chosen" in value or "rejected" in value:
+        raise _wrong(
+            path, number, "has a chosen and a rejected answer", "learn from preferences with --loss dpo"
+        )
     if "messages" in value:
         return ChatRecord(_messages(path, number, value["messages"]))
     if "prompt" in value or "completion" in value:
@@ -153,9 +187,9 @@ def _messages(path: Path, number: int, value: Any) -> tuple[Mapping[str, Any], .
     return tuple(value)
 
 
-def _check_text(path: Path, number: int, value: Any, what: str) -> None:
+def _check_text(path: Path, number: int, value: Any, what: str, forms: str = _FORMS) -> None:
     if not isinstance(value, str):
-        raise _wrong(path, number, f"has no text as its {what}", _FORMS)
+        raise _wrong(path, number, f"has no text as its {what}", forms)
     if not value.strip():
         raise _wrong(path, number, f"has an empty {what}", "leave the line out, or say what belongs there")
     try:

@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcompute.core.errors import UsageError
-from shardcompute.finetune.data.dataset import ChatRecord, Dataset, InstructionRecord, Record, TextRecord
+from shardcompute.finetune.data.dataset import (
+    ChatRecord,
+    Dataset,
+    InstructionRecord,
+    PreferenceRecord,
+    Record,
+    TextRecord,
+)
 
 LEAST_TOKENS = 2
 """There has to be one to learn and one before it."""
@@ -50,18 +57,59 @@ class Example:
     def learned(self) -> int:
         return int(self.is_learned[1:].sum())
 
+    @property
+    def units(self) -> int:
+        """How much of a step's loss it is: tokens."""
+        return self.learned
+
+    @property
+    def sequences(self) -> tuple[Example, ...]:
+        return (self,)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """Two answers to one prompt."""
+
+    chosen: Example
+    rejected: Example
+
+    @property
+    def learned(self) -> int:
+        return self.chosen.learned + self.rejected.learned
+
+    @property
+    def units(self) -> int:
+        """How much of a step's loss it is: one pair."""
+        return 1
+
+    @property
+    def sequences(self) -> tuple[Example, ...]:
+        return (self.chosen, self.rejected)
+
+    @property
+    def tokens(self) -> int:
+        return self.chosen.tokens + self.rejected.tokens
+
+
+TrainingUnit = Example | PreferencePair
+
 
 @dataclass(frozen=True, slots=True)
 class ExampleSet:
     """What came of a dataset: `shortened` were cut at the longest length, `dropped` had nothing left to learn."""
 
-    examples: tuple[Example, ...]
+    examples: tuple[TrainingUnit, ...]
     shortened: int
     dropped: int
 
     @property
     def tokens(self) -> int:
-        return sum(len(example.ids) for example in self.examples)
+        return sum(example.tokens for example in self.examples)
 
     @property
     def learned(self) -> int:
@@ -70,13 +118,21 @@ class ExampleSet:
 
 def make_examples(dataset: Dataset, tokenizer: ChatTokenizer, longest: int) -> ExampleSet:
     """The examples of a dataset, of at most `longest` tokens each: text goes on in the next, answers are cut."""
-    kept: list[Example] = []
+    kept: list[TrainingUnit] = []
     shortened = dropped = 0
     for number, record in dataset.records:
         try:
             made = _encode(record, tokenizer)
         except UsageError as error:
             raise UsageError(f"line {number} of {dataset.path}: {error.message}", hint=error.hint) from error
+        if isinstance(record, PreferenceRecord):
+            cut = [_cut(each, longest, is_text=False)[0] for each in made]
+            shortened += any(len(each.ids) > longest for each in made)
+            if all(each.learned for each in cut):
+                kept.append(PreferencePair(*cut))
+            else:
+                dropped += 1
+            continue
         for example in made:
             pieces = _cut(example, longest, is_text=isinstance(record, TextRecord))
             shortened += isinstance(record, ChatRecord | InstructionRecord) and len(example.ids) > longest
@@ -106,6 +162,9 @@ def _encode(record: Record, tokenizer: ChatTokenizer) -> list[Example]:
     if isinstance(record, TextRecord):
         ids = _with_end(tokenizer.encode(record.text), tokenizer)
         return [_example(ids, [(1, len(ids))])]
+    if isinstance(record, PreferenceRecord):
+        answers = (record.chosen, record.rejected)
+        return [_encode(InstructionRecord(record.prompt, answer), tokenizer)[0] for answer in answers]
     if isinstance(record, InstructionRecord):
         if not tokenizer.has_chat_template:
             before = tokenizer.encode(record.prompt)

@@ -23,6 +23,8 @@ from shardcompute.finetune.plan import FinetunePlan
 from shardcompute.wire import Body, TrainingFrame, find_codec
 
 PIECE_BYTES = 32 << 20
+JOINS_BEHIND = 1
+"""The number of a "join" that comes from behind a stage, not from before it."""
 _MOST_NAMES = 1 << 16
 _MOST_ROWS, _MOST_WIDTH = 1 << 24, 1 << 20
 _MOST_BATCHES = 1 << 16
@@ -168,7 +170,7 @@ def unpack_batch(facts: BatchFacts, vocab_size: int) -> MicroBatch:
         and int(rows.max()) < len(ids)
         and min(int(ids.min()), int(targets.min())) >= 0
         and max(int(ids.max()), int(targets.max())) < vocab_size
-        and facts.total >= len(targets)
+        and facts.total > 0
     )
     if not is_good:
         raise LinkError("a micro-batch contradicts itself", hint="run one release on all nodes")

@@ -39,7 +39,8 @@ class SwarmPipeline:
         begun = time.monotonic()
         sums = self._run("evaluate", numbered)
         self.elapsed_s += time.monotonic() - begun
-        return self._loss(sums) / sum(len(batch.targets) for batch in batches)
+        is_paired = self._order.plan.loss.kind == "dpo"
+        return self._loss(sums) / sum(batch.units(is_paired=is_paired) for batch in batches)
 
     @property
     def idle_shares(self) -> list[float]:
