@@ -183,6 +183,11 @@ class FinetuneStage:
         self._forget_lengths()
 
     @property
+    def learned_numbers(self) -> int:
+        """How many these layers learn."""
+        return len(self._learned.values)
+
+    @property
     def optimizer_bytes(self) -> int:
         return self._optimizer.state_bytes
 

@@ -15,7 +15,8 @@ DataFile = Annotated[
     Path,
     typer.Argument(
         metavar="DATA",
-        help='JSON lines: {"messages": […]}, {"prompt": …, "completion": …} or {"text": …}.',
+        help='JSON lines: {"messages": […]}, {"prompt": …, "completion": …} or {"text": …}; '
+        'for --loss dpo {"prompt": …, "chosen": …, "rejected": …}.',
         show_default=False,
     ),
 ]
@@ -37,10 +38,45 @@ IsRankStabilised = Annotated[
     bool,
     typer.Option("--rslora", help="Scale by the root of the rank (rsLoRA).", rich_help_panel=_LORA),
 ]
+IsDora = Annotated[
+    bool,
+    typer.Option("--dora", rich_help_panel=_LORA,
+                 help="Learn the length of each row of weights besides (DoRA); served when it is merged."),
+]  # fmt: skip
+IsBottleneck = Annotated[
+    bool,
+    typer.Option("--bottleneck", rich_help_panel=_LORA,
+                 help="Instead of additions to maps, a small network behind each block; it is not served."),
+]  # fmt: skip
+MergeInto = Annotated[
+    Path | None,
+    typer.Option("--merge", metavar="FOLDER", rich_help_panel=_LORA,
+                 help="Write the model with the adapter merged into it, too."),
+]  # fmt: skip
 Dropout = Annotated[
     float,
     typer.Option("--dropout", metavar="P", help="Share of inputs dropped by chance.", rich_help_panel=_LORA),
 ]
+LossName = Annotated[
+    str,
+    typer.Option("--loss", metavar="cross-entropy|dpo|kl", rich_help_panel=_COURSE,
+                 help="What is made smaller: dpo learns which of two answers is better, kl what a teacher would say."),
+]  # fmt: skip
+Beta = Annotated[
+    float,
+    typer.Option("--beta", metavar="B", help="With dpo: how dear it is to leave the model as it was.",
+                 rich_help_panel=_COURSE),
+]  # fmt: skip
+TeacherModel = Annotated[
+    str,
+    typer.Option("--teacher", metavar="MODEL", help="With kl: the model to come near to, run on this machine.",
+                 rich_help_panel=_COURSE),
+]  # fmt: skip
+Temperature = Annotated[
+    float,
+    typer.Option("--temperature", metavar="T", help="With kl: how much unlikely tokens count.",
+                 rich_help_panel=_COURSE),
+]  # fmt: skip
 Epochs = Annotated[
     float,
     typer.Option("--epochs", metavar="E", min=0.01, help="How often each example is learned from.",
@@ -171,6 +207,17 @@ Share = Annotated[
         max=1.0,
         rich_help_panel=_SWARM,
         help="Share of their time that it may compute; serving has the rest to itself.",
+    ),
+]
+KeptLayers = Annotated[
+    int,
+    typer.Option(
+        "--keep-local",
+        metavar="K",
+        min=0,
+        rich_help_panel=_SWARM,
+        help="Keep tokens and labels on this machine, with the first and the last K layers; others see states and "
+        "gradients alone.",
     ),
 ]
 ServedAs = Annotated[

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import Screen
@@ -17,12 +19,25 @@ from shardcompute.core.units import format_bytes
 
 if TYPE_CHECKING:
     from shardcompute.cluster_client import ClusterClient
+    from shardcompute.finetune.local import LocalOptions
     from shardcompute.finetune.preparation import PreparedRun
+    from shardcompute.finetune.split.leak import LeakReport
     from shardcompute.finetune.training import CurvePoint, OnStep, RunCadence, Taught
+    from shardcompute.node.finetuning.crew import Crew, RunOrder
+    from shardcompute.node.finetuning.swarm_run import CrewPipeline, OpenPipeline
     from shardcompute.node.rpc.commands import Peer
     from shardcompute.weights.checkpoint import Checkpoint
+    from shardcompute.wire import Link
 
 _RUN_LETTERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class HomeLayers:
+    """How many layers at each end stay with the data, and how this machine computes them."""
+
+    kept: int
+    machine: LocalOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,8 @@ class SwarmChoice:
     share: float = 1.0
     recomputes: bool = False
     copies: int = 1
+    home: HomeLayers | None = None
+    """What stays on this machine; None: nothing does."""
 
 
 def teach_through_cluster(
@@ -45,6 +62,7 @@ def teach_through_cluster(
     choice: SwarmChoice,
     loop: RunCadence,
     *,
+    teacher: Checkpoint | None = None,
     on_step: OnStep,
     say: Callable[[str], None],
 ) -> Taught:
@@ -74,6 +92,8 @@ def teach_through_cluster(
             choice.copies,
             costs=layer_costs(checkpoint.layout),
             head_cost=head_cost(checkpoint.spec, prepared.taught.learned / prepared.taught.tokens),
+            kept=0 if choice.home is None else choice.home.kept,
+            owner="" if choice.home is None else endpoint.node,
         )
         reporter = CurveReporter(
             client.tell_run, run_digest(checkpoint, prepared)[:_RUN_LETTERS], model, prepared.plan.steps
@@ -89,8 +109,9 @@ def teach_through_cluster(
             return found
 
         stack.callback(reporter.close)
+        dial = endpoint.dialler("finetune")
         found = teach_in_swarm(
-            endpoint.dialler("finetune"),
+            dial,
             find_workers,
             order,
             prepared,
@@ -99,12 +120,58 @@ def teach_through_cluster(
             loop,
             on_step=note,
             say=say,
+            open_pipeline=None
+            if choice.home is None
+            else home_opener(checkpoint, prepared, choice.home, teacher, order, dial, say),
         )
         reporter.is_over = True
     say(f"{format_bytes(found.wire_bytes)} ({found.wire_bytes} bytes) went between the stages")
-    idle = ", ".join(f"{share:.0%}" for share in found.idle_shares)
-    say(f"workers were idle {idle} of the time of their steps")
+    if found.idle_shares:
+        idle = ", ".join(f"{share:.0%}" for share in found.idle_shares)
+        say(f"workers were idle {idle} of the time of their steps")
     return found.taught
+
+
+def home_opener(
+    checkpoint: Checkpoint,
+    prepared: PreparedRun,
+    home: HomeLayers,
+    teacher: Checkpoint | None,
+    order: RunOrder,
+    dial: Callable[[Peer], Link],
+    say: Callable[[str], None],
+) -> OpenPipeline:
+    """Opens a crew's stages between those that are kept here, and says what its workers could read, before a step."""
+    from shardcompute.finetune.losses.teacher import DistillingPipeline
+    from shardcompute.finetune.split.home import open_home
+    from shardcompute.finetune.split.leak import measure_leak
+    from shardcompute.node.finetuning.lent_crew import open_owners_pipeline
+
+    available = psutil.virtual_memory().available
+    at_home = open_home(checkpoint, prepared, home.machine, home.kept, teacher, available)
+    is_said = False
+
+    @contextmanager
+    def opened(crew: Crew, workers: Sequence[Peer]) -> Iterator[CrewPipeline]:
+        nonlocal is_said
+        at_home.begin_anew()
+        with open_owners_pipeline((at_home.first, at_home.last), order, dial, crew, workers) as pipeline:
+            probed = at_home.probed_batches(prepared.taught.examples, prepared.plan)
+            if not is_said:
+                say(_tell_leak(measure_leak(pipeline, probed) if probed else None, home.kept))
+                is_said = True
+            yield pipeline if at_home.teacher is None else DistillingPipeline(pipeline, at_home.teacher)
+
+    return opened
+
+
+def _tell_leak(report: LeakReport | None, kept: int) -> str:
+    if report is None:
+        return "too few examples to measure what other machines could read of them"
+    return (
+        f"tokens, labels and {kept} layers at each end stay here. Other machines could still read: {report}. "
+        "Whoever tries harder reads more."
+    )
 
 
 def served_name(client: ClusterClient, checkpoint: Checkpoint) -> str:

@@ -439,9 +439,16 @@ def finetune(
     ] = 0.0,
     mbit: Annotated[float, typer.Option(min=0.1, help="Of each machine's line, with --ring-ms.")] = 100.0,
     ring_steps: Annotated[int, typer.Option(min=2, help="Steps of each codec, with --ring-ms.")] = 8,
+    leak: Annotated[
+        bool,
+        typer.Option(
+            "--leak", help="Instead: what machines could read that compute only the layers between."
+        ),
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Tokens a second of fine-tuning: against peft in one process, and of two workers against one."""
+    from shardcompute.bench.finetune.leak import LeakBench, run_leak_bench
     from shardcompute.bench.finetune.run import FinetuneBench, run_finetune_bench
     from shardcompute.bench.finetune.wan import WanTeaching, run_wan_teaching
     from shardcompute.bench.tables import render_results
@@ -451,6 +458,11 @@ def finetune(
             ring = WanTeaching(model_path(model), ring_ms=ring_ms, mbit=mbit, steps=ring_steps)
             found = run_wan_teaching(ring, say)
         finish(found, render_results(found, "arm"), json_file)
+        return
+    if leak:
+        with BenchProgress() as say:
+            results = run_leak_bench(LeakBench(model_path(model)), say)
+        finish(results, render_results(results, "arm"), json_file)
         return
     with BenchProgress() as say:
         bench = FinetuneBench(

@@ -17,6 +17,7 @@ from shardcompute.core.errors import LinkError, rebuild_error
 from shardcompute.core.fields import shorten
 from shardcompute.finetune.modules import AdaptedMap
 from shardcompute.finetune.plan import FinetunePlan
+from shardcompute.finetune.split.ownership import lend_openings, lent_stages
 from shardcompute.finetune.swarm.balance import balance_stages
 from shardcompute.finetune.swarm.frames import (
     Failure,
@@ -59,10 +60,16 @@ class RunOrder:
     costs: tuple[float, ...] = ()
     """Of layers, relative to each other; none: all alike."""
     head_cost: float = 0.0
+    kept: int = 0
+    """Layers at each end that stay with the owner of the data, who drives the run."""
+    owner: str = ""
+    """That node, where some do."""
 
 
 def cut_workers(order: RunOrder, workers: int) -> tuple[list[Stage], int]:
     """The stages for so many workers, and how many copies there are of each."""
+    if order.kept:
+        return list(lent_stages(order.layers, order.kept, min(workers, order.layers - 2 * order.kept))), 1
     copies = max(1, min(order.copies, workers, order.plan.micro_batches))
     costs = order.costs or (1.0,) * order.layers
     return balance_stages(costs, order.head_cost, min(workers // copies, order.layers)), copies
@@ -86,7 +93,7 @@ class Crew(Closing):
                 for copy in range(self.copies)
                 for place in range(len(self.stages))
             ]
-            self._tell_each("open", openings)
+            self._tell_each("open", lend_openings(openings, order.owner) if order.kept else openings)
             self.opened = self._hear_all("opened", StageOpened, _OPEN_S)
             self.ask_all("connect", NoFacts(), "connected", NoFacts)
             on_error.pop_all()
@@ -152,6 +159,16 @@ class Crew(Closing):
             for facts, body in pack_state(own):
                 link.send(*make_frame(self._name, "load", facts, body, call=self._call))
         self._hear_all("loaded", NoFacts, _ANSWER_S)
+
+    @property
+    def name(self) -> str:
+        """What stages know the run by."""
+        return self._name
+
+    @property
+    def next_call(self) -> int:
+        """By what the frames of the next order are known."""
+        return self._call + 1
 
     def close(self) -> None:
         for link in self._links:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from shardcompute.core.errors import BackendError, CapacityError, LinkError, SourceError
+from shardcompute.finetune.pipeline import LearningPipeline
 from shardcompute.finetune.preparation import PreparedRun
 from shardcompute.finetune.training import CurvePoint, OnStep, RunCadence, Taught, teach
 from shardcompute.node.finetuning.crew import Crew, RunOrder
@@ -36,6 +39,16 @@ class SwarmTaught:
     optimizer_bytes: tuple[int, ...] = ()
 
 
+class CrewPipeline(LearningPipeline, Protocol):
+    """A pipeline that knows how much went between its stages."""
+
+    @property
+    def wire_bytes(self) -> int: ...
+
+
+OpenPipeline = Callable[[Crew, Sequence[Peer]], AbstractContextManager[CrewPipeline]]
+
+
 def teach_in_swarm(
     dial: Callable[[Peer], Link],
     find_workers: Callable[[], Sequence[Peer]],
@@ -47,9 +60,11 @@ def teach_in_swarm(
     *,
     on_step: OnStep = lambda _point, _seconds: None,
     say: Callable[[str], None] = lambda _: None,
+    open_pipeline: OpenPipeline | None = None,
     pause_s: float = _PAUSE_S,
 ) -> SwarmTaught:
-    """Run it over whatever workers `find_workers` names at the time; the fewest of them is one."""
+    """Run it over whatever workers `find_workers` names at the time; the fewest of them is one. `open_pipeline` puts
+    a crew's stages between others, where some are kept elsewhere."""
     losses = failures = wire_bytes = 0
 
     def note(point: CurvePoint, seconds: float) -> None:
@@ -58,12 +73,14 @@ def teach_in_swarm(
         on_step(point, seconds)
 
     while True:
-        pipeline: SwarmPipeline | None = None
+        pipeline: CrewPipeline | None = None
         try:
             workers = _ask_for_workers(find_workers)
-            with Crew(dial, workers, order) as crew:
+            with Crew(dial, workers, order) as crew, ExitStack() as stack:
                 say(_describe(crew))
                 pipeline = SwarmPipeline(crew, order)
+                if open_pipeline is not None:
+                    pipeline = stack.enter_context(open_pipeline(crew, crew.workers))
                 taught = teach(
                     pipeline,
                     prepared.plan,
@@ -79,7 +96,7 @@ def teach_in_swarm(
                     taught,
                     wire_bytes + pipeline.wire_bytes,
                     losses,
-                    tuple(pipeline.idle_shares),
+                    tuple(pipeline.idle_shares) if isinstance(pipeline, SwarmPipeline) else (),
                     tuple(each.optimizer_bytes for each in crew.opened),
                 )
         except (LinkError, BackendError, CapacityError) as error:

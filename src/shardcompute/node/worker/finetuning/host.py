@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from shardcompute.core.errors import BackendError, LinkError, ShardComputeError, UsageError
 from shardcompute.core.fields import shorten
 from shardcompute.finetune.estimate import estimate_run
-from shardcompute.finetune.swarm.frames import Failure, OpenStage, in_flight, read_facts
+from shardcompute.finetune.swarm.frames import JOINS_BEHIND, Failure, OpenStage, in_flight, read_facts
 from shardcompute.finetune.swarm.validation import check_opening, check_stage
 from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.worker.finetuning.stage_run import StageRun, answer
@@ -48,7 +48,7 @@ class FinetuneHost:
             if run is None or run.name != frame.run:
                 raise LinkError(f"there is no run {frame.run!r} here")
             if frame.kind == "join":
-                run.serve_previous(link)
+                run.serve_next(link, frame) if frame.number == JOINS_BEHIND else run.serve_previous(link)
             else:
                 run.serve_copy(link)
         elif frame.kind == "open":

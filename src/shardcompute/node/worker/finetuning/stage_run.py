@@ -99,16 +99,31 @@ class StageRun:
         """Take activations of the stage before, from its node alone."""
         if link.peer != self.order.previous:
             raise LinkError(f"{link.peer} is not the stage before this one")
+        neighbours = self._ready_neighbours()
+        neighbours.attach("gradient", link)
+        neighbours.read(link, "rows")
+
+    def serve_next(self, link: Link, frame: TrainingFrame) -> None:
+        """Take gradients of an owner of data who keeps the last layers, and joins by itself."""
+        following = self.order.next
+        if following is None or following.url or link.peer != following.node:
+            raise LinkError(f"{link.peer} is not the stage behind this one")
+        neighbours = self._ready_neighbours()
+        neighbours.attach("rows", link)
+        # Rows go out on it as soon as there are some: whoever joins waits until that can be.
+        answer(link, frame, "joined", NoFacts())
+        neighbours.read(link, "gradient")
+
+    def _ready_neighbours(self) -> NeighbourLinks:
         neighbours = self._neighbours if self._is_loaded.wait(_JOIN_S) else None
         if neighbours is None:
             raise LinkError("this stage is not ready")
-        neighbours.attach("gradient", link)
-        neighbours.read(link, "rows")
+        return neighbours
 
     def _connect(self, neighbours: NeighbourLinks) -> None:
         self._copies.meet(self._dial)
         following = self.order.next
-        if following is None:
+        if following is None or not following.url:
             return
         link = self._dial(Peer(following.node, following.url))
         link.send(*make_frame(self.name, "join", NoFacts()))
@@ -166,7 +181,7 @@ class StageRun:
     def _take_state(self, link: Link, frame: TrainingFrame, body: memoryview, runner: StageRunner) -> None:
         names = read_facts(frame, TensorNames)
         self._taken |= unpack_state(names, body)
-        check_taken(self._taken, len(runner.stage.values))
+        check_taken(self._taken, runner.stage.learned_numbers)
         if names.is_last:
             runner.stage.load_state(self._taken)
             self._taken = {}
