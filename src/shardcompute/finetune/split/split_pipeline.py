@@ -89,7 +89,14 @@ class SplitPipeline:
     def observe(self, batches: Sequence[MicroBatch]) -> SeenByOthers:
         """What others see of batches; nothing is learned from them."""
         seen = SeenByOthers([], [], [])
-        self._run(batches, seen, is_seen=True)
+        # Others take no more at once than in a step.
+        for start in range(0, len(batches), self._plan.micro_batches):
+            taken = batches[start : start + self._plan.micro_batches]
+            self._run(
+                [replace(batch, key=(batch.key[0], number)) for number, batch in enumerate(taken)],
+                seen,
+                is_seen=True,
+            )
         return seen
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> float:
