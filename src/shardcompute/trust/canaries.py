@@ -2,7 +2,8 @@
 
 A canary is an ordinary request with a seed. Sampling is a pure function of the seed and the next-token distribution, so
 that two chains of one class give equal tokens; where distributions differ by a total variation of t, each token differs
-with at least that probability, and an answer of n tokens shows it with at least 1 - (1 - t)^n. Pure: nothing here asks anybody.
+with at least that probability, and an answer of n tokens shows it with at least 1 - (1 - t)^n.
+Pure: nothing here asks anybody.
 """
 
 from __future__ import annotations

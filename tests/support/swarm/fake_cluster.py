@@ -223,7 +223,7 @@ class FakeCluster:
     node = "head"
     url = "tcp://127.0.0.1:7420"
     join_port = 7421
-    canaries = None
+    canaries: Any = None
 
     def __init__(self) -> None:
         self.options = SimpleNamespace(kv_tokens=10, kv_type="float32", context_length=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from shardcompute.control import events as happened
 from shardcompute.core.generation import Delta, Timings, TokenChoice
 from shardcompute.core.settings import load_settings
 from shardcompute.node.admin.admin import ClusterAdmin
+from shardcompute.node.cluster.canaries.record import CanaryNotes
 from shardcompute.node.service import HopTraffic, KvUse, ServiceLoad, StageWork
+from shardcompute.trust.canaries import DriftEstimate, observe_canary
 from support.api.promtool import assert_sound, needs_promtool
 from support.swarm.fake_cluster import H200, NOW_S, serving_cluster
 
@@ -47,6 +50,9 @@ def text(service: Any, call: Any, tmp_path: Any) -> str:
         measured_at_s=2e9,
     )
     cluster.coordinator.post(measured)
+    drift = observe_canary(observe_canary(DriftEstimate(), 1.0, 0.0), 0.5, 0.0)
+    notes = CanaryNotes(b"secret", machines={"c": drift})
+    cluster.canaries = SimpleNamespace(notes=notes, warnings=lambda: ("m#1 has drifted",))
     settings = load_settings({"HOME": str(tmp_path)})
     with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
         first = next(iter(cluster.coordinator.state.nodes.values()))
@@ -75,6 +81,18 @@ def test_every_metric_is_in_the_table_and_is_written(text: str) -> None:
         assert families[name].samples, name
         for sample in families[name].samples:
             assert sample.labels.keys() - {"le"} == set(row.labels), name
+
+
+def test_values_of_canaries(text: str) -> None:
+    families = _families(text)
+
+    def values(name: str) -> list[float]:
+        return [sample.value for sample in families[name].samples]
+
+    assert values("shardcompute_canaries_total") == [2.0]
+    assert values("shardcompute_canaries_differed_total") == [1.0]
+    assert values("shardcompute_node_drift") == [0.25]
+    assert values("shardcompute_chains_drifting") == [1.0]
 
 
 def test_nothing_is_written_twice(text: str) -> None:
