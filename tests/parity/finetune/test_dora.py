@@ -15,7 +15,7 @@ from support.finetuning import PeftRun, batches_of, open_pipeline, open_stages, 
 from support.models.tiny import save_tiny
 from support.models.tiny_checkpoint import save_tiny_llama
 
-STEPS = 20
+STEPS = 30
 CUTS = ((0, 6), (0, 1, 3, 6))
 
 
@@ -26,13 +26,14 @@ def plan_of(kind: str, **options: object) -> FinetunePlan:
     )
 
 
-def test_dora_has_the_curves_of_peft_with_any_number_of_stages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [6, pytest.param(STEPS, marks=pytest.mark.long)])
+def test_dora_has_the_curves_of_peft_with_any_number_of_stages(steps: int, tmp_path: Path) -> None:
     base = save_tiny_llama(tmp_path / "base")
     plan, examples = plan_of("dora"), random_examples(20)
     with open_tiny(base) as checkpoint:
         reference = PeftRun(base, checkpoint, plan, tmp_path / "begin")
         runs = [open_pipeline(checkpoint, edges, plan, recomputes=edges == CUTS[1]) for edges in CUTS]
-    for step in range(STEPS):
+    for step in range(steps):
         batches = batches_of(examples, plan, step)
         expected = reference.learn(step, batches)
         for run in runs:

@@ -20,7 +20,7 @@ from shardcompute.finetune.stage import StageOptions
 from support.finetuning import PeftRun, batches_of, open_pipeline, open_tiny, random_examples
 from support.models.tiny_checkpoint import save_tiny_llama
 
-STEPS = 10
+STEPS = 20
 CUTS = ((0, 6), (0, 1, 4, 6))
 PLAN = FinetunePlan(
     steps=STEPS, batch=4, micro_batches=2, rate=1e-3, longest=32, lora=LoraShape(rank=4, alpha=8.0)
@@ -63,8 +63,10 @@ def pairs_of(count: int) -> list[PreferencePair]:
     return [PreferencePair(*both) for both in zip(examples[::2], examples[1::2], strict=True)]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_preferences_are_learned_as_plain_torch_does(dropout: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("steps", "dropout"), [(4, 0.0), (2, 0.3), pytest.param(STEPS, 0.0, marks=pytest.mark.long)]
+)
+def test_preferences_are_learned_as_plain_torch_does(steps: int, dropout: float, tmp_path: Path) -> None:
     base = save_tiny_llama(tmp_path / "base")
     lora = replace(PLAN.lora, dropout=dropout)
     plan, pairs = replace(PLAN, lora=lora, loss=LossShape("dpo", beta=0.3)), pairs_of(10)
@@ -72,7 +74,7 @@ def test_preferences_are_learned_as_plain_torch_does(dropout: float, tmp_path: P
         reference = PlainPreferences(base, checkpoint, plan, tmp_path / "begin")
         runs = [open_pipeline(checkpoint, edges, plan, recomputes=edges == CUTS[1]) for edges in CUTS]
     outcomes = []
-    for step in range(STEPS if not dropout else 3):
+    for step in range(steps):
         batches = batches_of(pairs, plan, step)
         found = [run.learn(step, batches) for run in runs]
         assert found[1:] == found[:-1], "cuts and recomputation change no bit"
@@ -118,7 +120,7 @@ def test_a_student_comes_near_to_its_teacher_as_plain_torch_does(tmp_path: Path)
         with pytest.raises(UsageError, match="at most"):
             check_teacher(checkpoint, other, examples, 1 << 20)
     runs = [DistillingPipeline(each, teacher) for each in plain]
-    for step in range(6):
+    for step in range(3):
         batches = batches_of(examples, plan, step)
         expected = reference.learn(step, batches)
         for run in runs:

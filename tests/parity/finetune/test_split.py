@@ -124,5 +124,5 @@ def test_whoever_tries_all_tokens_reads_them(tmp_path: Path) -> None:
     with open_tiny(base) as checkpoint:
         split, _ = open_split(checkpoint, PLAN, 2, 1)
     seen = split.observe(batches)
-    found = search_tokens(split.first, seen.rows_in, batches, sequences=2, tokens=5, tried=10_000)
+    found = search_tokens([split.first], seen.rows_in, batches, sequences=2, tokens=5, tried=10_000)
     assert found == 1.0

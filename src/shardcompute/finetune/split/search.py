@@ -18,15 +18,17 @@ from shardcompute.finetune.stage import FinetuneStage
 
 
 def search_tokens(
-    first: FinetuneStage,
+    own: Sequence[FinetuneStage],
     rows: Sequence[Float32],
     batches: Sequence[MicroBatch],
     *,
-    sequences: int = 4,
-    tokens: int = 24,
+    sequences: int = 3,
+    tokens: int = 12,
     tried: int = 32,
 ) -> float:
-    """The share of tokens that are found, of the first sequences of batches that the probe was not fitted on."""
+    """The share of tokens that are found behind the stages of their owner, of the first sequences of batches that the
+    probe was not fitted on."""
+    first = own[0]
     half = len(batches) // 2
     candidates = choose_candidates(batches, first.vocab_size)
     codes = unit_rows(first.embed(candidates))
@@ -35,7 +37,7 @@ def search_tokens(
     right = count = 0
     for seen, ids in _sequences(rows[half:], batches[half:])[:sequences]:
         likely = np.argsort(-(unit_rows(seen[:tokens]) @ probe @ codes.T), axis=1)[:, :tried]
-        found = _search(first, seen[:tokens], candidates[likely])
+        found = _search(own, seen[:tokens], candidates[likely])
         right += int((found == ids[:tokens]).sum())
         count += len(found)
     return right / count
@@ -52,13 +54,16 @@ def _sequences(
     return found
 
 
-def _search(first: FinetuneStage, seen: Float32, likely: NDArray[np.int32]) -> NDArray[np.int32]:
+def _search(own: Sequence[FinetuneStage], seen: Float32, likely: NDArray[np.int32]) -> NDArray[np.int32]:
     found = np.zeros(len(seen), dtype=np.int32)
     for place, tokens in enumerate(likely):
         sequences = np.tile(found[: place + 1], (len(tokens), 1))
         sequences[:, place] = tokens
         nothing = np.zeros(1, dtype=np.int32)
         batch = MicroBatch(sequences.ravel(), (place + 1,) * len(tokens), nothing, nothing, 1)
-        states = first.evaluate(batch).float().cpu().numpy()[place :: place + 1]
+        rows = own[0].evaluate(batch)
+        for stage in own[1:]:
+            rows = stage.evaluate(batch, rows)
+        states = rows.float().cpu().numpy()[place :: place + 1]
         found[place] = tokens[np.linalg.norm(states - seen[place], axis=1).argmin()]
     return found
