@@ -21,7 +21,9 @@ from shardcompute.security import KeyRole
 from support.swarm.fake_cluster import NOW_S, serving_cluster
 
 READING = ("tensor", "speech", "states")
-UNCHANGING = {"/cluster/plan", *(f"/cluster/teaching/{{model:path}}/{each}" for each in READING)}
+TOLD = "/cluster/finetuning"
+"""How a run goes, every second: shown, and nothing is done because of it."""
+UNCHANGING = {"/cluster/plan", TOLD, *(f"/cluster/teaching/{{model:path}}/{each}" for each in READING)}
 Ask = Callable[..., httpx.Response]
 
 
