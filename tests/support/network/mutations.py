@@ -106,6 +106,7 @@ def corpus(chain: str = "chain", epoch: int = 1) -> list[tuple[Message, bytes]]:
             Heartbeat(1, 5, 6, (), 40.0, 10.0, 7),
             *(LookAtLedger(3), LedgerShown(b'{"kind":"head"}', [bytes(32)] * 2), LedgerDoubted("fork")),
             Command(1, b'{"type":"Probe"}'),
+            Command(2, b'{"type":"HoldLayers","model":"m","start":0,"stop":2,"sources":[],"bytes_per_s":5}'),
             CommandReply(1, "no", b"{}"),
         ),
         *(FetchModel(1, "m"), CardReply(1, b"x\x9c"), FetchTensor(1, "m", "weight", 0, 64)),

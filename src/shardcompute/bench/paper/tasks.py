@@ -80,7 +80,7 @@ def answer(executor: Executor, question: Question) -> int:
 
 def _log_likely(logits: Array) -> Array:
     shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True, dtype=np.float64))
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True, dtype=np.float64)))
 
 
 def task_files(data: Path) -> dict[str, Path]:

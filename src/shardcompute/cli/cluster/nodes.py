@@ -81,6 +81,8 @@ def nodes(
                 )
             if node.attested:
                 screen.say(f"{node.name} is attested: {node.attested}")
+            if node.duty:
+                screen.say(f"{node.name} {node.duty}")
             for failure in node.failures:
                 screen.say(f"{node.name} could not load {failure.model}: {failure.reason}", "yellow")
             for line in describe_trouble(node):

@@ -259,7 +259,8 @@ def describe_layers(node: NodeView) -> str:
         return f"driver at {node.api_url}" if node.api_url else "driver"
     parts = [f"{held.model} {held.start}-{held.stop - 1}" for held in node.layers]
     parts += [f"{each.start}-{each.stop - 1} loading {each.fraction:.0%}" for each in node.loading]
-    return ", ".join([*parts, *filter(None, [node.duty])]) or "-"
+    # In a word; what exactly, and why, is said below the table.
+    return ", ".join([*parts, *node.duty.split()[:1]]) or "-"
 
 
 def names_of(view: ClusterView) -> dict[str, str]:

@@ -7,7 +7,10 @@ import json
 import pytest
 
 from shardcompute.cli.cluster.plan import parse_machines
+from shardcompute.control import events as happened
+from shardcompute.control.state import Holding
 from shardcompute.core.errors import UsageError
+from support.swarm.fake_cluster import NOW_S
 
 from ..cluster_lab import HERE
 
@@ -47,3 +50,16 @@ def test_machines_that_are_only_counted_have_no_price(cli) -> None:  # type: ign
     done = cli("plan", "smollm2", "--machines", "16G", "--price-kwh", "0.3")
     assert done.exit_code == 2
     assert "--price-kwh" in done.stderr
+
+
+def test_nodes_say_what_a_machine_does_for_the_others(lab, cli) -> None:  # type: ignore[no-untyped-def]
+    seed = Holding("org/tiny", 0, 2)
+    lab.cluster.join("weak", name="phone", memory_bytes=1, seed_bytes=1 << 30)
+    life = lab.cluster.coordinator.state.nodes["weak"].incarnation
+    lab.cluster.coordinator.post(happened.SeedChosen("weak", life, seed))
+    assert "phone fetches layers 0 to 1 of org/tiny to seed it" in cli("nodes", *HERE).stderr
+    lab.cluster.coordinator.post(happened.WeightsSeeded("weak", life, "org/tiny", 0, 2))
+    lab.cluster.coordinator.post(happened.NodeSeen("weak", life, NOW_S, seeded_bytes=3 << 20))
+    shown = cli("nodes", *HERE)
+    assert "seeds layers 0 to 1 of org/tiny, 3.0 MiB given so far: no ring needs it" in shown.stderr
+    assert [line.split()[-1] for line in shown.stdout.splitlines() if line.startswith("phone ")] == ["seeds"]
