@@ -41,7 +41,7 @@ def paired_difference(ours: Sequence[bool], base: Sequence[bool]) -> Interval:
     spread = float(differences.std(ddof=1)) if count > 1 else 0.0
     # Without any difference the normal interval has no width; the rule of three does for what was never seen.
     half = _Z * spread / math.sqrt(count) if spread else 3 / count
-    return Interval(mean, mean - half, mean + half)
+    return Interval(mean, max(-1.0, mean - half), min(1.0, mean + half))
 
 
 def perplexity(losses: Sequence[float], tokens: Sequence[int], seed: int = 1) -> Interval:

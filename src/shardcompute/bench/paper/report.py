@@ -10,10 +10,11 @@ from shardcompute.bench.report import Result
 from shardcompute.bench.tables import Row, format_value, render_table
 
 _PARTS = (
-    ("accuracy", "right answers in %, 95 % interval", 100.0),
-    ("accuracy_change", "more than the first form, points, 95 % interval, question by question", 100.0),
-    ("perplexity", "perplexity, 95 % interval", 1.0),
+    ("accuracy", "right answers, %", 100.0),
+    ("accuracy_change", "change, points", 100.0),
+    ("perplexity", "perplexity", 1.0),
 )
+_TITLE = "with 95 % intervals; changes are against the first form, question by question"
 
 
 def render_paper(results: Sequence[Result], published: Sequence[PublishedFigure]) -> str:
@@ -45,7 +46,7 @@ def _forms_table(results: Sequence[Result], published: Sequence[PublishedFigure]
             rows.append((f"  {task}", cells))
             if theirs:
                 rows.append(("    published", theirs))
-    return render_table("", list(forms), rows) if rows else ""
+    return render_table(_TITLE, list(forms), rows) if rows else ""
 
 
 def _bounds(results: Sequence[Result], of: Result) -> Interval:

@@ -88,7 +88,7 @@ def _rarest(state: ClusterState, node: Node, model: Model) -> Iterator[tuple[flo
     sizes[-1] += model.head_bytes
     before = [0, *accumulate(sizes)]
     copies = [0, *accumulate(_copies(state, node, model))]
-    best: tuple[float, int, int, int] | None = None
+    best: tuple[int, float, int, int] | None = None
     stop = 0
     for start in range(len(sizes)):
         stop = max(stop, start)

@@ -197,6 +197,16 @@ def test_heartbeats_are_of_the_coordinators_time(served: Served) -> None:
     assert served.shell.coordinator.applied == [happened.NodeSeen("a", 1, 2000.0)]
 
 
+def test_a_wattage_that_cannot_be_is_unknown(served: Served) -> None:
+    served.shell.coordinator.time_s = 2000.0
+    served.receive(served.shell.pumps["a"], Heartbeat(1, 5, 6, (), 65.0, float("nan"), 9))
+    served.receive(served.shell.pumps["b"], Heartbeat(1, 0, 0, (), float("inf"), -1.0))
+    assert served.shell.coordinator.applied == [
+        happened.NodeSeen("a", 1, 2000.0, 5, 6, (), 65.0, 0.0, 9),
+        happened.NodeSeen("b", 1, 2000.0),
+    ]
+
+
 def test_heartbeats_that_wait_are_heard_together(served: Served) -> None:
     coordinator, waiting = served.shell.coordinator, []
     coordinator.later = waiting.append  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ from shardcompute.control.actions import (
     ReleaseNode,
     ReportUnservable,
     RetireChain,
+    SeedWeights,
     Source,
     StageAddress,
     UnloadShard,
@@ -24,6 +25,7 @@ from shardcompute.node.rpc.commands import (
     Connect,
     Connected,
     FenceOff,
+    HoldLayers,
     Leave,
     LoadLayers,
     Peer,
@@ -102,6 +104,28 @@ def test_nothing_is_done_for_a_model_that_is_not_open_yet(shell: Shell) -> None:
     shell.driver.unopened.clear()
     shell.begin(load())
     assert len(shell.pumps["a"].told(LoadLayers)) == 1
+
+
+def test_a_seed_fetches_once_and_whatever_comes_of_it_is_known(shell: Shell) -> None:
+    seed = SeedWeights(
+        node="a",
+        incarnation=1,
+        model=MODEL.name,
+        start=0,
+        stop=2,
+        sources=(Source("b", "tcp://b", 0, 2),),
+        bytes_per_s=9,
+    )
+    shell.begin(seed)
+    shell.begin(replace(seed, sources=(), bytes_per_s=1))
+    [command] = shell.pumps["a"].told(HoldLayers)
+    assert (command.sources, command.bytes_per_s) == ([Peer("b", "tcp://b"), ORIGIN], 9)
+    assert shell.coordinator.applied == [happened.WeightsSeeded("a", 1, MODEL.name, 0, 2)]
+    shell.pumps["a"].answers[HoldLayers] = "the disk is full"
+    shell.begin()
+    shell.begin(seed)
+    now_s = shell.coordinator.now_s()
+    assert shell.coordinator.applied[1:] == [happened.SeedingFailed("a", 1, "the disk is full", now_s)]
 
 
 def test_a_released_node_has_left(shell: Shell) -> None:
