@@ -195,7 +195,7 @@ def _await_standby(cluster: WanCluster) -> str:
     deadline = time.monotonic() + _STANDBY_S
     while time.monotonic() < deadline:
         state = cluster.state()
-        names = {node["id"]: node["name"] for node in state["nodes"]}
+        names = {str(node["id"]): str(node["name"]) for node in state["nodes"]}
         chain = state["chains"][0]
         places = {(each["start"], each["stop"]) for each in chain["standbys"]}
         for stage in chain["stages"]:

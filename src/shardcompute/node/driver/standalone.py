@@ -72,7 +72,9 @@ class StandaloneDriver:
             self._endpoint.url,
             self._link_broken,
             on_overdue=lambda overdue: self._control.report(overdue),
-            on_ring=lambda *timed: self._control.tell(RingTimed(*timed, 0.0)),
+            on_ring=lambda chain, epoch, step_s, wire_s: self._control.tell(
+                RingTimed(chain, epoch, step_s, wire_s, 0.0)
+            ),
             credentials=lambda: self._endpoint.credentials,
         )
         self._executor = DriverCommandExecutor(self.pool, self._endpoint.dialler("weights"))
