@@ -157,6 +157,7 @@ function factsOf(node) {
     ["Memory set aside", memoryOf(node)], ["KV used", `${bytes(node.kv_used_bytes)} of ${bytes(node.parts.kv_reserved_bytes)} reserved`],
     ["Resident", node.resident_bytes ? `${bytes(node.resident_bytes)}: all that its process takes now` : "it does not say"], ["On its disk", cached.join(", ") || "nothing"]];
   if (node.role === "worker") facts.push(["Speed", speedOf(node)]);
+  if (node.attested) facts.push(["Hardware", `attested: ${node.attested}`]);
   if (node.audits) facts.push(["Audits", `${node.audits}, of which ${node.audits_failed} against it; reputation ${node.reputation.toFixed(2)}`]);
   if (node.standing) facts.push(["Standing", `${node.standing}; it came without a token`]);
   if (node.memory_reason) facts.push(["Offers less since", node.memory_reason]);
