@@ -48,11 +48,12 @@ class AttestedNodes:
         policy = self._policy
         if policy is None or role is not Role.WORKER:
             return None
-        hint = "join with --evidence FILE; `shardcompute evidence` tells how to make it"
         if application.companions:
             raise AuthError("Evidence is about one worker, and several apply", hint="join with one --device")
         if not application.evidence:
-            raise AuthError("This cluster takes only machines whose hardware is attested", hint=hint)
+            raise AuthError(
+                "This cluster takes only machines whose hardware is attested: join with --evidence"
+            )
         evidence = decode_evidence(application.evidence)
         found: VerifiedReport = policy.verify(evidence, report_data_of(application.request_pem), now_s)
         return AttestedStanding(found.kind, found.measurement, policy.digest, now_s)
