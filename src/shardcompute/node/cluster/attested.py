@@ -41,7 +41,9 @@ class AttestedNodes:
         self._policy = policy
         self._notes = notes
         self._lock = threading.Lock()
-        self._standings = {} if policy is None else notes.read(_NOTE, _decode, {})
+        self._standings: dict[str, AttestedStanding] = {}
+        if policy is not None:
+            self._standings = notes.read(_NOTE, _decode, self._standings)
 
     def verify(self, application: Application, role: Role, now_s: float) -> AttestedStanding | None:
         """What a worker's evidence proves; None where nothing has to be. AuthError where it is not enough."""

@@ -162,8 +162,11 @@ def open_model(
         executor_options = _executor_options(options, settings, spec.context_length)
 
         def open_stage(stage: Stage, share: ExecutorOptions) -> Executor:
-            shared = options.shares and options.shares.open(checkpoint, stage, options.form, share)
-            return shared or open_shard(
+            if options.shares is not None:
+                shared = options.shares.open(checkpoint, stage, options.form, share)
+                if shared is not None:
+                    return shared
+            return open_shard(
                 checkpoint, stage=stage, backend=options.backend, form=options.form, options=share
             )
 

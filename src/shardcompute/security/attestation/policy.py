@@ -60,7 +60,8 @@ def load_policy(path: Path) -> AttestationPolicy:
         raise UsageError(f"{path} is no TOML file: {error}", hint="see docs/attestation.md") from error
     if not tables:
         raise UsageError(f"{path} asks for nothing", hint="give it a table such as [sev-snp]")
-    digest, verifiers = hashlib.sha256(content), {}
+    digest = hashlib.sha256(content)
+    verifiers: dict[str, Verify] = {}
     for kind, table in tables.items():
         if not isinstance(table, dict):
             raise UsageError(f"{path}: {kind} is not a table", hint="write [sev-snp] or [tdx]")
