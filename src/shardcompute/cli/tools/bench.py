@@ -299,6 +299,49 @@ def _pools_table(rows: list[dict[str, Any]]) -> str:
 
 
 @app.command()
+def privacy(
+    model: Model = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Texts as JSON lines with a `text` each: the first train attacks, the last are read."
+        ),
+    ] = None,
+    weights: WeightsName = "int8",
+    train: Annotated[int, typer.Option(min=1, help="Texts of 128 tokens to train with.")] = 100,
+    held_out: Annotated[int, typer.Option(min=1, help="Others, to try attacks on.")] = 12,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few boundaries, texts and levels of noise.")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """What a machine that holds some layers reads of the text that passes it, by attacks that anybody can make.
+
+    A linear probe from hidden states to tokens; a search of the vocabulary through the first layers, also where a
+    secret rotation has turned rows; rotations undone from weights and known rows; and noise, next to what it costs.
+    """
+    from shardcompute.bench.privacy.run import PrivacyBench, quickened, run_privacy_bench
+    from shardcompute.bench.privacy.tables import privacy_table
+    from shardcompute.bench.report import write_json
+    from shardcompute.core.settings import load_settings
+    from shardcompute.weights.sources.reference import parse_reference
+    from shardcompute.weights.sources.resolve import resolve
+
+    files = resolve(parse_reference(model), load_settings())
+    bench = PrivacyBench(files, data, weights, train=train, held_out=held_out)
+    bench = quickened(bench) if quick else bench
+
+    def keep(found: dict[str, Any]) -> None:
+        if json_file is not None:
+            write_json(json_file, {"settings": bench.settings, **found})
+
+    with BenchProgress() as say:
+        found = run_privacy_bench(bench, say, keep)
+    typer.echo(privacy_table(found), nl=False)
+    write_results(json_file, {"settings": bench.settings, **found})
+
+
+@app.command()
 def drafts(
     data: Annotated[Path, typer.Option(help="Spec-Bench's questions as JSON lines.")],
     model: ModelOption = "",
