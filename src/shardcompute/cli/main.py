@@ -65,7 +65,7 @@ _GROUPS = {
     "ledger": "ledger.commands:app",
     "evidence": "attestation.commands:app",
     "zk": "zk.commands:app",
-    "bench": "tools.bench:app",
+    "bench": "bench.commands:app",
 }
 """Where each lies in this package, in the order of the help: commands, and groups of them."""
 _CALLED = {"service": ("up", "join", "worker", "driver")}

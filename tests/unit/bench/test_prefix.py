@@ -53,7 +53,7 @@ def test_the_command_fails_for_what_must_not_be(
     outcome: PrefixOutcome, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardcompute.bench.prefix.run_prefix_bench", lambda bench, say: outcome)
-    monkeypatch.setattr("shardcompute.cli.tools.bench_soak.model_path", lambda model: model)
+    monkeypatch.setattr("shardcompute.cli.bench.soak.model_path", lambda model: model)
     file = tmp_path / "prefix.json"
     done = CliRunner().invoke(build_app(), ["bench", "prefix", "--json", str(file)])
     assert done.exit_code == bench_soak.NOT_WELL, done.output
@@ -66,7 +66,7 @@ def test_the_command_succeeds_otherwise(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         "shardcompute.bench.prefix.run_prefix_bench", lambda bench, say: PrefixOutcome(3, REPLIES)
     )
-    monkeypatch.setattr("shardcompute.cli.tools.bench_soak.model_path", lambda model: model)
+    monkeypatch.setattr("shardcompute.cli.bench.soak.model_path", lambda model: model)
     done = CliRunner().invoke(build_app(), ["bench", "prefix"])
     assert done.exit_code == 0, done.output
     assert "0.15" in done.stdout

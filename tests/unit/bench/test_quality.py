@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from shardcompute.bench import quality
 from shardcompute.bench.report import Result
-from shardcompute.cli.tools.bench import app
+from shardcompute.cli.bench.commands import app
 from shardcompute.core.errors import BackendError
 
 PERPLEXITIES = {

@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, write_results
+from shardcompute.cli.bench.bench_run import BenchProgress, JsonFile, write_results
 from shardcompute.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from shardcompute.bench.paper.report import render_paper
 from shardcompute.bench.paper.tasks import answer, read_task
 from shardcompute.bench.report import Result
 from shardcompute.bench.wan.cluster import TimedAnswer
-from shardcompute.cli.tools.bench import app
+from shardcompute.cli.bench.commands import app
 from shardcompute.core.errors import UsageError
 from support.models.tiny_checkpoint import save_tiny_llama
 

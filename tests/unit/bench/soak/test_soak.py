@@ -291,7 +291,7 @@ def test_the_command_fails_when_something_grows(
     monkeypatch.setattr(
         "shardcompute.bench.soak.run.run_soak_bench", lambda bench, say: outcome(watched(mib))
     )
-    monkeypatch.setattr("shardcompute.cli.tools.bench_soak.model_path", lambda model: model)
+    monkeypatch.setattr("shardcompute.cli.bench.soak.model_path", lambda model: model)
     file = tmp_path / "out" / "soak.json"
     done = CliRunner().invoke(build_app(), ["bench", "soak", "--json", str(file)])
     assert done.exit_code == code, done.output

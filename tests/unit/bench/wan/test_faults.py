@@ -179,7 +179,7 @@ def test_the_command_shows_figures_and_complains_of_texts(
         return rows
 
     monkeypatch.setattr("shardcompute.bench.wan.faults.run_fault_bench", run)
-    monkeypatch.setattr("shardcompute.cli.tools.bench_faults.model_path", lambda model: model)
+    monkeypatch.setattr("shardcompute.cli.bench.faults.model_path", lambda model: model)
     out = tmp_path / "faults.json"
     command = ["bench", "faults", "--faults", "loss,blackout", "--streams", "2", "--json", str(out)]
     done = CliRunner().invoke(build_app(), command)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardcompute.cli.tools.bench_run import (
+from shardcompute.cli.bench.bench_run import (
     BenchProgress,
     EmulatorName,
     JsonFile,

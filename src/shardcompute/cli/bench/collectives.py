@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, finish
+from shardcompute.cli.bench.bench_run import BenchProgress, JsonFile, finish
 
 
 def collectives(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, Model, WeightsName, finish, model_path
+from shardcompute.cli.bench.bench_run import BenchProgress, JsonFile, Model, WeightsName, finish, model_path
 
 
 def tensor(

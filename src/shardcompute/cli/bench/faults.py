@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from shardcompute.cli.tools.bench_run import (
+from shardcompute.cli.bench.bench_run import (
     BenchProgress,
     EmulatorName,
     JsonFile,

@@ -1,1 +1,0 @@
-"""Published measurements, run again with what is here."""
