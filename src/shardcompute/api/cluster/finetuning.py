@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,7 +45,8 @@ class ToldRun(ClusterRequest):
     is_over: bool = False
 
 
-class RunCurves(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RunCurves:
     """Of the last few runs, the newest first."""
 
     data: list[RunCurve]

@@ -8,8 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-
-import msgspec
+from dataclasses import dataclass, replace
 
 MOST_RUNS = 8
 MOST_POINTS = 512
@@ -17,7 +16,8 @@ _SILENT_S = 120.0
 """A run that has told nothing for so long is not running any more, or very slow."""
 
 
-class CurveStep(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CurveStep:
     """One step of a run. `held_out` is the loss on what is not learned from, where it was looked at."""
 
     step: int
@@ -27,7 +27,8 @@ class CurveStep(msgspec.Struct, frozen=True):
     held_out: float | None = None
 
 
-class RunCurve(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RunCurve:
     """A run as it is shown. `status`: running, silent or done."""
 
     id: str
@@ -40,7 +41,8 @@ class RunCurve(msgspec.Struct, frozen=True):
     points: tuple[CurveStep, ...]
 
 
-class RunReport(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RunReport:
     """What the driver of a run tells: steps since the last time, in order."""
 
     id: str
@@ -68,7 +70,7 @@ class CurveBoard:
             if report.points:
                 known = [point for point in known if point.step < report.points[0].step]
             points = _thin((*known, *report.points))
-            self._runs[report.id] = msgspec.structs.replace(report, points=points), self._clock()
+            self._runs[report.id] = replace(report, points=points), self._clock()
             while len(self._runs) > MOST_RUNS:
                 self._runs.pop(next(iter(self._runs)))
 
