@@ -128,6 +128,11 @@ def run(
                 stages, lambda text: None if is_quiet else screen.say(text, "dim"), adapters
             )
             if shares.is_given:
+                if local or stages != 1:
+                    raise UsageError(
+                        "--share-layers cuts the model itself, and needs a cluster",
+                        hint="leave out --local and --stages",
+                    )
                 at = ClusterLocation(url, api_key_file, tls_pin=tls_pin)
                 options = stack.enter_context(sharing(reference, at, shares, options, screen.say))
             opened = open_with_progress(reference, settings, options, screen, is_quiet=is_quiet)

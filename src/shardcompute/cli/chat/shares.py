@@ -36,6 +36,11 @@ def sharing(
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(at.connect())
         model = _served(client, reference)
+        if options.form not in ("native", model.weight_form):
+            raise UsageError(
+                f"the cluster serves {model.name} as {model.weight_form}, and shares are of the same weights",
+                hint="leave out --weights",
+            )
         start, stop, has_head = shares.layers(model.layer_count)
         chosen = choose_workers(ready_workers(client), shares.names)
         entered = stack.enter_context(contextlib.closing(enter_cluster(client, "shares")))

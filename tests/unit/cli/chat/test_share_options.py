@@ -66,3 +66,7 @@ def test_shares_need_a_cluster(cli: Callable[..., Any]) -> None:
     result = cli("run", "fake", "hello", "--share-layers", "0-1")
     assert result.exit_code == 2
     assert "no cluster runs on this machine" in result.stderr
+    for useless in ("--local", "--stages=2"):
+        result = cli("run", "fake", "hello", "--share-layers", "0-1", useless)
+        assert result.exit_code == 2
+        assert "leave out --local and --stages" in result.stderr
