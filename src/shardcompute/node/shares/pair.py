@@ -114,7 +114,7 @@ class SharePair(Closing):
         self._number += 1
         asked = ShareRows(self._number, number, *rows.shape)
         for link, half in zip(self._links, halves, strict=True):
-            link.send(asked, [memoryview(half.astype("<u8", copy=False)).cast("B")])
+            link.send(asked, [half.astype("<u8", copy=False).data.cast("B")])
         products = []
         for link in self._links:
             told, body = self._receive(link, ShareProducts, _ANSWER_S)

@@ -101,7 +101,8 @@ def decode_products(products: Ring, rows: EncodedRows, shape: RowShape) -> Float
     scale = -(rows.exponents[:, None] + shape.exponents[None, :])
     with np.errstate(over="ignore"):
         # What is too large for float32 is infinite, as it would be without shares.
-        return np.ldexp(products.view(np.int64).astype(np.float64), scale).astype(np.float32)
+        decoded: Float32 = np.ldexp(products.view(np.int64).astype(np.float64), scale).astype(np.float32)
+        return decoded
 
 
 def error_bound(rows: Float32, encoded: EncodedRows, shape: RowShape) -> Float64:

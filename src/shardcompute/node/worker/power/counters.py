@@ -110,9 +110,8 @@ class NvmlCounter:
 
 
 def _library_name() -> str:
-    if sys.platform == "win32":
-        return "nvml.dll"
-    return ctypes.util.find_library("nvidia-ml") or "libnvidia-ml.so.1"
+    elsewhere = ctypes.util.find_library("nvidia-ml") or "libnvidia-ml.so.1"
+    return "nvml.dll" if sys.platform == "win32" else elsewhere
 
 
 def find_counter(device: ComputeDevice) -> EnergyCounter | None:

@@ -105,7 +105,7 @@ class ShareHost:
         rows = np.frombuffer(body, dtype="<u8").reshape(asked.rows, asked.width)
         with self._multiplying:
             products = self._multiply(rows, matrix)
-        body_out = memoryview(products.astype("<u8", copy=False)).cast("B")
+        body_out = products.astype("<u8", copy=False).data.cast("B")
         link.send(ShareProducts(asked.number, asked.rows, matrix.outputs), [body_out])
 
 
