@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from shardcompute.bench.finetune.leak import LeakBench, run_leak_bench
 from shardcompute.core.errors import UsageError
 from shardcompute.finetune.data.batches import MicroBatch, pack_batches
 from shardcompute.finetune.data.examples import PreferencePair
@@ -126,3 +127,14 @@ def test_whoever_tries_all_tokens_reads_them(tmp_path: Path) -> None:
     seen = split.observe(batches)
     found = search_tokens([split.first], seen.rows_in, batches, sequences=2, tokens=5, tried=10_000)
     assert found == 1.0
+
+
+def test_the_bench_reads_at_every_border(tmp_path: Path) -> None:
+    base = save_tiny_llama(tmp_path / "base")
+    results = run_leak_bench(LeakBench(str(base), kept=(1, 2, 3), tokens=12), lambda _: None)
+    found = {(result.labels["kept"], result.metric): result.value for result in results}
+    assert {kept for kept, _ in found} == {1, 2}, "of six layers, three at each end leave none"
+    for kept in (1, 2):
+        common = found[kept, "labels that are the most frequent one"]
+        assert found[kept, "labels read from gradients by a probe"] > common
+        assert 0 < found[kept, "tokens read from states by searching"] <= 100
