@@ -77,7 +77,7 @@ class Cluster:
         """With a `leadership`, which this coordinator holds, the journal is the one that it shares with others."""
         self.options = options
         self.leadership = leadership
-        self._draw_secret = draw_secret() if options.audit_rate > 0.0 else b""
+        self._draw_secret = draw_secret() if options.has_audits else b""
         # The journal comes first: where there is an authority there has been one.
         authority, self._journal = open_record(options, leadership)
         with contextlib.ExitStack() as on_error:
@@ -200,11 +200,10 @@ class Cluster:
         )
 
     def _open_auditor(self) -> Auditor | None:
-        rate = self.options.audit_rate
-        if rate <= 0.0 and self.options.pool is None:
+        if not self.options.has_audits:
             return None
         return Auditor(
-            rate,
+            self.options.audit_rate,
             self._authority.certificate_pem,
             self.coordinator,
             self._recomputations,

@@ -71,3 +71,8 @@ class ClusterOptions:
     """What evidence of their hardware workers have to show; None: none."""
     recovers_journal: bool = False
     """Go on with what is left of a journal that is missing or damaged."""
+
+    @property
+    def has_audits(self) -> bool:
+        """What strangers compute is audited wholly, whatever the rate for others."""
+        return self.audit_rate > 0.0 or self.pool is not None
