@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from shardcompute.cli.models.finetune_swarm import HomeLayers, home_opener
 from shardcompute.finetune.data.batches import MicroBatch
@@ -27,7 +26,6 @@ from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.security import Role
 from shardcompute.wire import Link
 from support.finetuning import open_pipeline, open_tiny, random_examples
-from support.models.tiny_checkpoint import save_tiny_llama
 from support.swarm.lab import LabSwarm, LabWorker, swarm
 
 PLAN = FinetunePlan(
@@ -36,20 +34,6 @@ PLAN = FinetunePlan(
 LOOP = RunCadence(checkpoint_every=2, evaluate_every=3)
 EXAMPLES = random_examples(13)
 PREPARED = PreparedRun(PLAN, ExampleSet(tuple(EXAMPLES[:9]), 0, 0), tuple(EXAMPLES[9:]), Path("data"), "")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("models") / "base")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Bytes are equal where as many threads compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
