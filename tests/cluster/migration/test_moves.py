@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from shardcompute.node.worker.peer_links import PeerLinks
-from shardcompute.node.worker.stage_server import StageServer
 
 from shardcompute.control.events import NodeDrained
 from shardcompute.node.rpc.commands import Connect, Connected, Peer
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.worker.migration import receiver, sender
+from shardcompute.node.worker.stages.peer_links import PeerLinks
+from shardcompute.node.worker.stages.stage_server import StageServer
 from shardcompute.wire import KvPiece, LinkPump
 from support.swarm.lab import SPREAD, STILL, Alone, LabSwarm, LabWorker, Talk, open_alone, swarm
 from support.swarm.streams import assert_undisturbed, start_streams

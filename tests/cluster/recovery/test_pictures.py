@@ -22,7 +22,7 @@ from support.models.requests import SAMPLED, greedy, prompts
 from support.seeing.talker import ask_about, save_seeing_talker
 from support.swarm.lab import Alone, Answer, open_alone, swarm
 
-FAMILIES = ("gemma3", "qwen2_5_vl", pytest.param("qwen2_vl", marks=pytest.mark.long))
+FAMILIES = ("gemma3", *(pytest.param(name, marks=pytest.mark.long) for name in ("qwen2_5_vl", "qwen2_vl")))
 """The last one's way through a chain is that of the one before."""
 
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from shardcompute.bench.prefix import PrefixBench, PrefixOutcome, PrefixReply, raw_of, results_of
+from shardcompute.cli.bench import soak as bench_soak
 from shardcompute.cli.main import build_app
-from shardcompute.cli.tools import bench_soak
 from shardcompute.core.errors import UsageError
 
 REPLIES = [

@@ -41,7 +41,7 @@ class ToldRun(ClusterRequest):
     model: str = Field(max_length=512)
     steps: int = Field(ge=1, le=_MOST_STEPS)
     workers: int = Field(ge=0, le=1 << 16)
-    points: list[ToldStep] = Field(max_length=MOST_POINTS)
+    points: list[ToldStep] = Field(fail_fast=True, max_length=MOST_POINTS)
     is_over: bool = False
 
 

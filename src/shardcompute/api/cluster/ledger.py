@@ -61,7 +61,7 @@ LEDGER_ROUTES: tuple[ApiRoute, ...] = (
         "The whole ledger: lines of JSON, signed, as `shardcompute ledger verify` reads them.",
         needs=Access.OBSERVE,
         has_bytes=True,
-        statuses=(403,),
+        statuses=(403, 502),
     ),
     ApiRoute(
         "GET",

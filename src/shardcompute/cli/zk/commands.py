@@ -96,7 +96,8 @@ def _load(path: Path) -> Any:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UsageError(f"{path} is far too large", hint="a head or a state has a few thousand numbers")
-        return np.load(path, allow_pickle=False)
+        with path.open("rb") as stream:
+            return np.lib.format.read_array(stream, allow_pickle=False)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}", hint="check the name") from error
     except (ValueError, EOFError) as error:

@@ -26,8 +26,8 @@ from shardcompute.bench.soak.report import (
 )
 from shardcompute.bench.soak.requests import ROUND, Ask, Kind, RequestMix, is_of_schema
 from shardcompute.bench.soak.run import SoakBench, choose_kv_tokens, count_generated, judge
+from shardcompute.cli.bench import soak as bench_soak
 from shardcompute.cli.main import build_app
-from shardcompute.cli.tools import bench_soak
 from shardcompute.core.errors import UsageError
 
 MIB = 1 << 20

@@ -14,8 +14,8 @@ from shardcompute.bench.wan.loops import is_looping, loop_share
 from shardcompute.bench.wan.prompts import read_prompts, sample_prompts
 from shardcompute.bench.wan.report import MEAN, mean_interval, measures_of, outcome_json, summarise
 from shardcompute.bench.wan.run import Row, WanBench, WanOutcome, find_mismatches
+from shardcompute.cli.bench import wan as bench_wan
 from shardcompute.cli.main import build_app
-from shardcompute.cli.tools import bench_wan
 from shardcompute.core.errors import BackendError, SourceError, UsageError
 
 PARTS = {"wire_s": 0.08, "stage_queue_s": 0.001, "codec_s": 0.002, "compute_s": 0.017, "draft_s": 0.004}

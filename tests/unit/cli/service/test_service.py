@@ -142,7 +142,7 @@ def test_a_token_is_used_at_once_and_not_kept(
         joined.append(([folder], token, role))
         return member
 
-    def join_all_from(folders: list[Path], token: str, *, through: object) -> Any:
+    def join_all_from(folders: list[Path], token: str, *, through: object, evidence: bytes) -> Any:
         joined.append((list(folders), token, "worker"))
         return [member for _ in folders]
 
