@@ -38,12 +38,20 @@ from shardcompute.node.admin.views import (
     StageView,
     TokenView,
 )
+from shardcompute.node.cluster.ledger.views import LedgerView
 from shardcompute.node.finetuning.curves import CurveBoard
 from shardcompute.node.telemetry.audit import AuditLog
 from shardcompute.node.telemetry.history_store import EventTone, EventView, HistoryRange, HistoryStore
 from shardcompute.node.telemetry.quota import QuotaLedger
 from shardcompute.node.telemetry.request_log import RequestView, StageShare
 from shardcompute.node.telemetry.usage import UsageCounter, UsageReport, UsageView
+
+
+class EmptyLedger:
+    """Nothing was ever written."""
+
+    def newest_view(self) -> LedgerView:
+        return LedgerView()
 
 
 class KeptHistory:
@@ -93,6 +101,7 @@ class Crowd:
         self._feed = Feed(lambda: self.view, pause_s=0.02)
         self.history = KeptHistory()
         self.finetuning = CurveBoard()
+        self.ledger = EmptyLedger()
         self.quota = QuotaLedger()
         self.audit = AuditLog(None)
         self.orders: list[tuple[str, bool]] = []
