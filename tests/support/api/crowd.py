@@ -182,7 +182,15 @@ class Crowd:
         return (CatalogueEntry(model="smollm2", name="SmolLM2", size_bytes=98 * MIB, is_here=True),)
 
     def plan(
-        self, model: str, form: str, chains: int, *, kv_type: str | None = None, parallel: object = None
+        self,
+        model: str,
+        form: str,
+        chains: int,
+        *,
+        kv_type: str | None = None,
+        parallel: object = None,
+        price_per_kwh: float | None = None,
+        what_if: object = None,
     ) -> PlanView:
         stage = PlannedStage(
             node="n00", name="machine-00", start=0, stop=32, memory_bytes=MIB, predicted_s=0.01
