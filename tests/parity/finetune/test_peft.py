@@ -32,7 +32,7 @@ def save_six_layers(family: str, folder: Path) -> Path:
     return save_tiny_talker(family, folder / "base", words, layers=6)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3", marks=pytest.mark.long)])
 def test_curves_are_those_of_peft_with_any_number_of_stages(family: str, tmp_path: Path) -> None:
     base = save_six_layers(family, tmp_path)
     examples = random_examples(20)
