@@ -41,7 +41,7 @@ NAMES: Final = _list(
     "Anna, Ben, Chiara, David, Elena, Farid, Grace, Hiro, Ines, Jonas, Mei, Omar, Liam, Olivia, Noah, Emma, James, "
     "Sophia, Lucas, Isabella, Ethan, Mia, Mason, Amelia, Logan, Harper, Jacob, Evelyn, Daniel, Abigail, Henry, Emily, "
     "Samuel, Priya, Ravi, Aisha, Kwame, Fatima, Yusuf, Ingrid, Lars, Katya, Dmitri, Carlos, Lucia, Pedro, Maria, "
-    "Giulia, Marco, Claire, Julien, Tom, Sarah, Mark, Janet, Natalia, Betty, Albert, Toula, Randy, Carla, Weng"
+    "Giulia, Marco, Claire, Julien, Tom, Sarah, Mark, Wanda, Hugo, Selma, Anton, Paula, Felix, Rosa"
 )
 SURNAMES: Final = _list(
     "Smith, Johnson, Brown, Miller, Davis, Garcia, Wilson, Anderson, Taylor, Moore, Lee, Walker, Hall, Young, King, "
@@ -53,7 +53,7 @@ PLACES: Final = _list(
     "Brussels, Warsaw, Athens, Istanbul, Cairo, Nairobi, Lagos, Cape Town, Mumbai, Delhi, Bangkok, Singapore, Tokyo, "
     "Seoul, Beijing, Sydney, Auckland, Toronto, Vancouver, Chicago, Boston, Seattle, Denver, Houston, Miami, Atlanta, "
     "New York, Los Angeles, San Francisco, Mexico City, Lima, Bogota, Santiago, Buenos Aires, Manchester, Glasgow, "
-    "Hawaii, Kansas, Ohio, Texas, Florida, Yorkshire, Bavaria, Tuscany, Provence, Andalusia, Kerala, Hokkaido"
+    "Nebraska, Kansas, Ohio, Texas, Florida, Yorkshire, Bavaria, Tuscany, Provence, Andalusia, Kerala, Hokkaido"
 )
 LANDS: Final = _list(
     "France, Germany, Spain, Italy, Portugal, Brazil, Mexico, Canada, Japan, China, India, Egypt, Kenya, Nigeria, "
@@ -84,13 +84,13 @@ TONGUES: Final = _list(
 TASKS: Final = _list(
     "reverses a string, finds the largest number in a list, checks whether a word is a palindrome, counts the vowels "
     "of a text, computes the factorial of a number, merges two sorted lists, removes duplicates from a list, sorts "
-    "a list of names, finds all prime numbers up to a limit, computes the Fibonacci numbers, reads a file and counts "
+    "a list of names, finds all prime numbers up to a limit, prints a multiplication table, reads a file and counts "
     "its lines, validates an email address, converts Celsius to Fahrenheit, finds the longest word of a sentence, "
     "adds two matrices, searches a sorted list, groups words by their first letter, computes the average of a column, "
     "implements a stack, implements a queue, walks a binary tree, finds the shortest path in a graph, rolls dice, "
-    "parses a date, rounds prices, finds the common elements of two arrays, computes compound interest, flattens "
+    "parses a date, rounds prices, counts how often each word occurs, computes compound interest, flattens "
     "a nested list, checks whether brackets are balanced, simulates a bank account, downloads a web page, plays tic "
-    "tac toe, generates a password, converts numbers to binary, computes the median of two sorted arrays"
+    "tac toe, generates a password, converts numbers to binary, draws a histogram"
 )
 _SENTENCES: Final = {
     "German": (
