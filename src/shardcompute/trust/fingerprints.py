@@ -70,13 +70,26 @@ def fingerprint_distance(fingerprint: RowFingerprint, rows: Rows) -> float:
 
 def row_distance(said: Rows, found: Rows) -> float:
     """The same of whole rows."""
+    return float(np.median(_row_ratios(said, found)))
+
+
+def peak_distance(said: Rows, found: Rows) -> float:
+    """That of the row which is furthest off: a median says nothing of fewer than half of the rows."""
+    return float(np.max(_row_ratios(said, found)))
+
+
+def _row_ratios(said: Rows, found: Rows) -> npt.NDArray[np.float64]:
     if said.shape != found.shape or not said.size:
-        return float("inf")
+        return np.array([np.inf])
     difference = np.linalg.norm(said.astype(np.float64) - found, axis=1)
-    return _median_ratio(difference, np.linalg.norm(found.astype(np.float64), axis=1))
+    return _ratios(difference, np.linalg.norm(found.astype(np.float64), axis=1))
 
 
 def _median_ratio(difference: npt.NDArray[np.float64], norm: npt.NDArray[np.float64]) -> float:
+    return float(np.median(_ratios(difference, norm)))
+
+
+def _ratios(difference: npt.NDArray[np.float64], norm: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     ratio = difference / np.maximum(norm, _LEAST)
     # What is no number agrees with nothing.
-    return float(np.median(np.where(np.isfinite(ratio), ratio, np.inf)))
+    return np.where(np.isfinite(ratio), ratio, np.inf)

@@ -12,11 +12,12 @@ from shardcompute.trust.fingerprints import (
     RowFingerprint,
     fingerprint_distance,
     fingerprint_rows,
+    peak_distance,
     row_distance,
 )
 from shardcompute.trust.judgement import contradiction, judge, withheld
 from shardcompute.trust.reputation import NEW, after_audit, audit_rate, is_expelled
-from shardcompute.trust.thresholds import gap_limit, row_limit
+from shardcompute.trust.thresholds import gap_limit, peak_limit, row_limit
 
 RNG = np.random.default_rng(3)
 ROWS = RNG.standard_normal((32, 200)).astype(np.float32)
@@ -122,3 +123,18 @@ def test_blame_falls_on_whom_a_third_contradicts() -> None:
         assert blamed(alone) == [("b", "disputed"), ("c", "disputed")]
     assert blamed(contradiction("a", "b", "")) == [("a", "disputed"), ("b", "disputed")]
     assert blamed(withheld("a", "")) == [("a", "withheld")]
+
+
+def test_a_single_row_that_is_far_off_shows_in_the_peak_and_not_in_the_median() -> None:
+    sent = ROWS.copy()
+    sent[7] = -sent[7]
+    assert row_distance(sent, ROWS) == 0.0
+    assert peak_distance(sent, ROWS) == pytest.approx(2.0)
+    assert peak_distance(ROWS, ROWS) == 0.0
+    assert peak_distance(np.full_like(ROWS, np.nan), ROWS) == np.inf
+    assert peak_distance(ROWS[:, :100], ROWS) == np.inf
+    limit, peak = (of("onnx", "torch", FLOATS, "int8", 10) for of in (row_limit, peak_limit))
+    assert limit is not None
+    assert peak is not None
+    assert limit < peak < 0.16, "one layer skipped is further off than that"
+    assert peak_limit("onnx", "mlx", FLOATS, "int8", 10) is None

@@ -27,12 +27,19 @@ from shardcompute.bench.report import Say, describe_environment
 from shardcompute.bench.trust.catching import Find, always, find_among, simulate
 from shardcompute.bench.trust.cheats import CHEATS, MiddleStage, Rows, run_rows
 from shardcompute.core.batch import Segment
+from shardcompute.decoding.noise import gumbel_noise
 from shardcompute.models.spec import Stage
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.runtime.shard import open_shard
 from shardcompute.trust.calibration import Threshold, calibrate, tail_probability
 from shardcompute.trust.distributions import WINDOW, ScoredPick, mean_gap, mean_kl, mean_tv
-from shardcompute.trust.fingerprints import fingerprint_distance, fingerprint_rows, row_distance
+from shardcompute.trust.fingerprints import (
+    fingerprint_distance,
+    fingerprint_rows,
+    peak_distance,
+    row_distance,
+)
+from shardcompute.trust.thresholds import PICK_GAP_LIMIT
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.resolve import ModelFiles
 from shardcompute.wire import find_codec
@@ -42,6 +49,14 @@ FALSE_ALARMS = 1e-4
 RATES = (0.01, 0.05, 0.2)
 _TRIALS = 400
 _ALTERED = 0.05
+_TEMPERATURE = 0.8
+_PICK_CHEATS = (
+    "altered picks",
+    "one layer skipped (picks)",
+    "greedy instead of sampled",
+    "a seed of its own",
+    "best of 5 instead of all",
+)
 _BEST = 20
 _LEAST_GAP = 1e-2
 _GAP_MARGIN = 4.0
@@ -71,11 +86,20 @@ class TrustBench:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Of the median row of a window, and of the row that is furthest off."""
+
+    rows: Threshold
+    peaks: Threshold
+
+
 @dataclass(slots=True)
 class _Distances:
-    """Of all windows, in order: whole rows, and fingerprints."""
+    """Of all windows, in order: whole rows, that of them which is furthest off, and fingerprints."""
 
     rows: list[float] = field(default_factory=list)
+    peaks: list[float] = field(default_factory=list)
     prints: list[float] = field(default_factory=list)
 
 
@@ -189,26 +213,34 @@ def _distances(said: Rows, computed: Rows, codec: str) -> _Distances:
         b = packing.unpack(packing.pack(other), other.shape[1])
         for left, right in zip(_windows(a), _windows(b), strict=True):
             found.rows.append(row_distance(left, right))
+            found.peaks.append(peak_distance(left, right))
             found.prints.append(fingerprint_distance(fingerprint_rows(left), right))
     return found
 
 
-def _calibrated(honest: Rows, other: Rows, found: dict[str, Any]) -> dict[str, Threshold]:
+def _calibrated(honest: Rows, other: Rows, found: dict[str, Any]) -> dict[str, _Limits]:
     """Thresholds by codec, and what they do to honest windows that they were not calibrated on."""
-    limits, table = {}, {}
+    limits: dict[str, _Limits] = {}
+    table = {}
     for codec in CODECS:
         distances = _distances(honest, other, codec)
         # Neighbours are alike: whole stretches are held out, not every other window.
         half = len(distances.rows) // 2
-        limits[codec] = calibrate(distances.rows[:half], FALSE_ALARMS)
+        rows = calibrate(distances.rows[:half], FALSE_ALARMS)
+        peaks = calibrate(distances.peaks[:half], FALSE_ALARMS)
+        limits[codec] = _Limits(rows, peaks)
         prints = calibrate(distances.prints[:half], FALSE_ALARMS)
         held_out = distances.rows[half:]
         table[codec] = {
-            "limit": limits[codec].limit,
+            "limit": rows.limit,
             "windows_calibrated": half,
             "windows_held_out": len(held_out),
-            "false_alarms_held_out": sum(limits[codec].is_beyond(each) for each in held_out),
-            "false_alarm_rate_by_fit": tail_probability(distances.rows, limits[codec].limit),
+            "false_alarms_held_out": sum(rows.is_beyond(each) for each in held_out),
+            "false_alarm_rate_by_fit": tail_probability(distances.rows, rows.limit),
+            "peak_limit": peaks.limit,
+            "peak_false_alarms_held_out": sum(peaks.is_beyond(each) for each in distances.peaks[half:]),
+            "peak_false_alarm_rate_by_fit": tail_probability(distances.peaks, peaks.limit),
+            "peak_largest_honest": max(distances.peaks),
             "largest_honest": max(distances.rows),
             "median_honest": float(np.median(distances.rows)),
             "fingerprint_limit": prints.limit,
@@ -219,7 +251,7 @@ def _calibrated(honest: Rows, other: Rows, found: dict[str, Any]) -> dict[str, T
     return limits
 
 
-def _tried(sent: Rows, honest: Rows, other: Rows, limits: dict[str, Threshold]) -> dict[str, Any]:
+def _tried(sent: Rows, honest: Rows, other: Rows, limits: dict[str, _Limits]) -> dict[str, Any]:
     """What auditors of the same class and of another find of one cheat, window by window and answer by answer."""
     same = [
         [not np.array_equal(a, b) for a, b in zip(_windows(x), _windows(y), strict=True)]
@@ -231,12 +263,16 @@ def _tried(sent: Rows, honest: Rows, other: Rows, limits: dict[str, Threshold]) 
     for codec in ("exact", "int8", "fp8"):
         distances = _distances(sent, other, codec)
         per_answer = np.array(distances.rows).reshape(len(sent), -1)
-        beyond = per_answer > limits[codec].limit
+        peaks = np.array(distances.peaks).reshape(len(sent), -1)
+        by_median = per_answer > limits[codec].rows.limit
+        beyond = by_median | (peaks > limits[codec].peaks.limit)
         result[f"another class, {codec}"] = {
             "windows": float(beyond.mean()),
+            "windows_by_median": float(by_median.mean()),
             "answers": _flags([bool(each.any()) for each in beyond]),
             "least": float(per_answer.min()),
             "median": float(np.median(per_answer)),
+            "peak_median": float(np.median(peaks)),
             "fingerprint_median": float(np.median(distances.prints)),
             "fingerprint_least": float(np.min(distances.prints)),
         }
@@ -258,19 +294,28 @@ def _picks(
         for each, backend in ((cut, "onnx"), (cut, "torch"), (half, "onnx"))
     ]
     rng = np.random.default_rng(17)
-    honest, altered, skipped = [], [], []
+    honest: dict[str, list[float]] = {"greedy": [], "sampled": []}
+    gaps: dict[str, list[list[float]]] = {name: [] for name in _PICK_CHEATS}
+    exact: dict[str, list[bool]] = {name: [] for name in _PICK_CHEATS}
     kl: dict[str, list[float]] = {"honest": [], "one layer skipped": []}
     tv: dict[str, list[float]] = {"honest": [], "one layer skipped": []}
-    exact: dict[str, list[bool]] = {"altered picks": [], "one layer skipped (picks)": []}
     for number, each in enumerate(rows):
         own, other, fewer = (next(run_rows(executor, [each], len(each))) for executor in opened)
+        noise = _noises(number, *own.shape)
+        said = {
+            "altered picks": (_altered(own, rng), 0.0),
+            "one layer skipped (picks)": (fewer.argmax(axis=1), 0.0),
+            "greedy instead of sampled": (own.argmax(axis=1), _TEMPERATURE),
+            "a seed of its own": (_sampled(own, _noises(-1 - number, *own.shape)), _TEMPERATURE),
+            "best of 5 instead of all": (_sampled(_best_of(own, 5), noise), _TEMPERATURE),
+        }
+        right = {0.0: own.argmax(axis=1), _TEMPERATURE: _sampled(own, noise)}
+        honest["greedy"] += _gaps(right[0.0], other, 0.0, noise)
+        honest["sampled"] += _gaps(right[_TEMPERATURE], other, _TEMPERATURE, noise)
+        for name, (picked, temperature) in said.items():
+            gaps[name].append(_gaps(picked, other, temperature, noise))
+            exact[name].append(bool((picked != right[temperature]).any()))
         for a, b, c in zip(_windows(own), _windows(other), _windows(fewer), strict=True):
-            picked, changed = a.argmax(axis=1), _altered(a, rng)
-            honest.append(_gap(picked, b))
-            altered.append(_gap(changed, b))
-            skipped.append(_gap(c.argmax(axis=1), b))
-            exact["altered picks"].append(bool((picked != changed).any()))
-            exact["one layer skipped (picks)"].append(bool((picked != c.argmax(axis=1)).any()))
             kl["honest"].append(mean_kl(b, a))
             tv["honest"].append(mean_tv(b, a))
             kl["one layer skipped"].append(mean_kl(b, c))
@@ -279,9 +324,23 @@ def _picks(
             say(f"the last stage: {number} of {len(rows)} answers")
     for executor in opened:
         executor.close()
-    return _judged_picks(
-        honest, {"altered picks": altered, "one layer skipped (picks)": skipped}, exact, kl, tv
-    )
+    return _judged_picks(honest, gaps, exact, kl, tv)
+
+
+def _noises(seed: int, rows: int, tokens: int) -> Array:
+    ids = np.arange(tokens, dtype=np.int64)
+    return np.stack([gumbel_noise(seed, row + 1, ids) for row in range(rows)])
+
+
+def _sampled(logits: Array, noise: Array) -> Array:
+    picked: Array = (logits / _TEMPERATURE + noise).argmax(axis=1)
+    return picked
+
+
+def _best_of(logits: Array, count: int) -> Array:
+    """Of each row all but so many tokens are out of the question."""
+    least = np.partition(logits, -count, axis=1)[:, -count, None]
+    return np.where(logits >= least, logits, -np.inf)
 
 
 def _altered(logits: Array, rng: np.random.Generator) -> Array:
@@ -290,35 +349,51 @@ def _altered(logits: Array, rng: np.random.Generator) -> Array:
     return np.where(rng.random(len(logits)) < _ALTERED, order[:, 1], order[:, 0])
 
 
-def _gap(picked: Array, logits: Array) -> float:
+def _gaps(picked: Array, logits: Array, temperature: float, noise: Array) -> list[float]:
+    """Of each window, as an audit judges what was picked: among the best tokens that the auditor finds."""
     scored = []
-    for token, row in zip(picked, logits, strict=True):
+    for token, row, added in zip(picked, logits, noise, strict=True):
         best = np.argpartition(-row, _BEST)[:_BEST]
-        scored.append(ScoredPick(int(token), float(row[token]), {int(id): float(row[id]) for id in best}))
-    return mean_gap(scored)
+        scores = row + temperature * added if temperature else row
+        others = {int(id): float(scores[id]) for id in best}
+        scored.append(ScoredPick(int(token), float(scores[token]), others))
+    return [mean_gap(scored[at : at + WINDOW]) for at in range(0, len(scored) - WINDOW + 1, WINDOW)]
 
 
 def _judged_picks(
-    honest: list[float],
-    cheats: dict[str, list[float]],
+    honest: dict[str, list[float]],
+    cheats: dict[str, list[list[float]]],
     exact: dict[str, list[bool]],
     kl: dict[str, list[float]],
     tv: dict[str, list[float]],
 ) -> dict[str, Any]:
-    half = len(honest) // 2
+    """Picks by the limit that audits use; what the first half of honest windows would suggest stands beside it."""
+    half = len(honest["greedy"]) // 2
     limits = {
-        "gap": calibrate(honest[:half], FALSE_ALARMS, floor=_LEAST_GAP, margin=_GAP_MARGIN),
         "kl": calibrate(kl["honest"][:half], FALSE_ALARMS),
         "tv": calibrate(tv["honest"][:half], FALSE_ALARMS),
     }
-    held_out = {"gap": honest[half:], "kl": kl["honest"][half:], "tv": tv["honest"][half:]}
+    for name, found in honest.items():
+        suggested = calibrate(found[:half], FALSE_ALARMS, floor=_LEAST_GAP, margin=_GAP_MARGIN)
+        limits[f"gap, {name}"] = suggested
+    held_out = {"kl": kl["honest"][half:], "tv": tv["honest"][half:]}
     of_windows = {
         "kl": [limits["kl"].is_beyond(each) for each in kl["one layer skipped"]],
         "tv": [limits["tv"].is_beyond(each) for each in tv["one layer skipped"]],
     }
     return {
         "limits": {name: asdict(limit) for name, limit in limits.items()},
-        "windows_held_out": len(held_out["gap"]),
+        "gap_limit_in_use": PICK_GAP_LIMIT,
+        "honest": {
+            name: {
+                "windows": len(found),
+                "beyond_limit_in_use": sum(each > PICK_GAP_LIMIT for each in found),
+                "largest": max(found),
+                "median": float(np.median(found)),
+            }
+            for name, found in honest.items()
+        },
+        "windows_held_out": len(held_out["kl"]),
         "false_alarms_held_out": {
             name: sum(limits[name].is_beyond(each) for each in values) for name, values in held_out.items()
         },
@@ -327,13 +402,13 @@ def _judged_picks(
             name: {
                 "same_class": {"windows": float(np.mean(exact[name])), "answers": _flags(exact[name])},
                 "another class, exact": {
-                    "windows": float(np.mean([limits["gap"].is_beyond(each) for each in gaps])),
-                    "answers": _flags([limits["gap"].is_beyond(each) for each in gaps]),
-                    "least": min(gaps),
-                    "median": float(np.median(gaps)),
+                    "windows": float(np.mean(np.array(found) > PICK_GAP_LIMIT)),
+                    "answers": _flags([max(each) > PICK_GAP_LIMIT for each in found]),
+                    "least": float(np.min(found)),
+                    "median": float(np.median(found)),
                 },
             }
-            for name, gaps in cheats.items()
+            for name, found in cheats.items()
         },
     }
 

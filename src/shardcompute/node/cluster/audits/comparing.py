@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,9 @@ from shardcompute.core.generation import Sampling
 from shardcompute.core.steps import Picked
 from shardcompute.decoding.noise import gumbel_noise
 from shardcompute.trust.distributions import WINDOW, ScoredPick, mean_gap
-from shardcompute.trust.fingerprints import row_distance
+from shardcompute.trust.fingerprints import peak_distance, row_distance
 from shardcompute.trust.judgement import Comparison
-from shardcompute.trust.thresholds import gap_limit, row_limit
+from shardcompute.trust.thresholds import gap_limit, peak_limit, row_limit
 from shardcompute.wire import find_codec
 
 
@@ -45,12 +45,20 @@ def compare_rows(
         return "equal"
     if compares_bits(*classes):
         return "far"
-    limit = _row_limit(sent, classes, layers)
-    windows = range(0, len(said) - WINDOW + 1, WINDOW)
-    if limit is None or not windows:
+    limit, peak = (_loosest(of, sent, classes, layers) for of in (row_limit, peak_limit))
+    pairs = [(said[at : at + WINDOW], found[at : at + WINDOW]) for at in _window_starts(len(said))]
+    if limit is None or peak is None or not pairs:
         return "unknown"
-    distances = [row_distance(said[at : at + WINDOW], found[at : at + WINDOW]) for at in windows]
-    return "near" if max(distances) <= limit else "far"
+    is_near = all(row_distance(*pair) <= limit and peak_distance(*pair) <= peak for pair in pairs)
+    return "near" if is_near else "far"
+
+
+def _window_starts(rows: int) -> list[int]:
+    """Of windows that leave no row out: the last one ends with the rows, and may overlap with the one before."""
+    if rows < WINDOW:
+        return []
+    starts = list(range(0, rows - WINDOW + 1, WINDOW))
+    return starts if rows % WINDOW == 0 else [*starts, rows - WINDOW]
 
 
 def as_sent(sent: Sequence[SentPiece], computed: Array) -> Array | None:
@@ -88,7 +96,7 @@ def compare_scores(sampling: Sampling, scored: Sequence[Picked], classes: tuple[
     if limit is None:
         return "unknown"
     picks = [_scored(sampling, each) for each in scored]
-    gaps = [mean_gap(picks[at : at + WINDOW]) for at in range(0, len(picks) - WINDOW + 1, WINDOW)]
+    gaps = [mean_gap(picks[at : at + WINDOW]) for at in _window_starts(len(picks))]
     return "near" if max(gaps) <= limit else "far"
 
 
@@ -103,12 +111,17 @@ def _scored(sampling: Sampling, pick: Picked) -> ScoredPick:
     return ScoredPick(int(ids[0]), float(scores[0]), others)
 
 
-def _row_limit(sent: Sequence[SentPiece], classes: tuple[str, str], layers: int) -> float | None:
+def _loosest(
+    limit_of: Callable[[str, str, tuple[str, str], str, int], float | None],
+    sent: Sequence[SentPiece],
+    classes: tuple[str, str],
+    layers: int,
+) -> float | None:
     """The loosest of the forms in which the rows travelled."""
     first, second = (parse_class(each) for each in classes)
     if first is None or second is None:
         return None
     numbers = (first.numbers, second.numbers)
-    limits = [row_limit(first.backend, second.backend, numbers, piece.codec, layers) for piece in sent]
+    limits = [limit_of(first.backend, second.backend, numbers, piece.codec, layers) for piece in sent]
     known = [each for each in limits if each is not None]
     return max(known) if known and len(known) == len(limits) else None
