@@ -33,8 +33,8 @@ bread chair dream earth field grass house juice knife light mouse nurse onion pi
 """
 _HELD_OUT_TEXT = """
 banana mountain pepper basket cheese dinner finger helmet leather number pillow ribbon saddle turtle velvet wagon
-blanket carpet donkey folder magnet pocket rubber shadow temple copper meadow planet spider thunder barrel cotton feather
-hunter lizard parrot pigeon salmon tomato wizard
+blanket carpet donkey folder magnet pocket rubber shadow temple copper meadow planet spider thunder barrel cotton
+feather hunter lizard parrot pigeon salmon tomato wizard
 """
 
 _LEARNED, _HELD_OUT = _LEARNED_TEXT.split(), _HELD_OUT_TEXT.split()
