@@ -21,6 +21,7 @@ from shardcompute.finetune.modules import choose_modules
 from shardcompute.finetune.peft_folder import AdapterCard, write_peft_folder
 from shardcompute.finetune.plan import FinetunePlan
 from shardcompute.finetune.stage import FinetuneStage, StageOptions
+from shardcompute.finetune.tensor_ranks import open_learning_rank
 from shardcompute.models.spec import Stage
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
@@ -54,13 +55,22 @@ def open_stages(
     *,
     recomputes: bool = False,
     copies: Group | None = None,
+    ranks: Group | None = None,
 ) -> list[FinetuneStage]:
-    """Stages between these edges."""
+    """Stages between these edges; `ranks` are some of `copies`."""
     total = checkpoint.spec.layer_count
     options = StageOptions(recomputes=recomputes, is_gguf=checkpoint.files.kind == "gguf")
+    rank = None if ranks is None else open_learning_rank(checkpoint.spec, plan, ranks)
     return [
         FinetuneStage(
-            checkpoint.spec, checkpoint.layout, stage, checkpoint.source(stage), plan, options, copies
+            checkpoint.spec,
+            checkpoint.layout,
+            stage,
+            checkpoint.source(stage),
+            plan,
+            options,
+            copies,
+            rank=rank,
         )
         for stage in (Stage(a, b, total) for a, b in pairwise(edges))
     ]

@@ -25,6 +25,7 @@ from shardcompute.finetune.adapters.parts import DOWN, MAGNITUDE, UP, first_numb
 from shardcompute.finetune.adapters.taught_linear import (
     BottleneckChange,
     DoraChange,
+    InputSpan,
     LowRankChange,
     OutputChange,
     TaughtLinear,
@@ -40,10 +41,13 @@ from shardcompute.finetune.losses.functions import (
 )
 from shardcompute.finetune.modules import AdaptedMap, choose_modules
 from shardcompute.finetune.plan import FinetunePlan
+from shardcompute.finetune.tensor_ranks import LearningRank
 from shardcompute.finetune.training_ops import TrainingOps
 from shardcompute.models.decoder import Decoder, LayerWeights, TensorSource
 from shardcompute.models.layout import Layout
+from shardcompute.models.rank_tensors import RankTensors
 from shardcompute.models.spec import ModelSpec, Stage
+from shardcompute.models.tensor_share import cut_of
 from shardcompute.weights.loader import placed_rows
 
 _FIRST, _SECOND = "first moment of ", "second moment of "
@@ -86,13 +90,19 @@ class FinetuneStage:
         options: StageOptions | None = None,
         copies: CopyGroup | None = None,
         modules: Sequence[AdaptedMap] | None = None,
+        rank: LearningRank | None = None,
     ) -> None:
-        """`modules`: those of the stage that are adapted, where `layout` does not tell what PEFT calls them."""
+        """`modules`: those of the stage that are adapted, where `layout` does not tell what PEFT calls them. A `rank`
+        cuts its share from `source`; all ranks of all copies are members of `copies` then."""
         options = options or StageOptions()
         self.stage, self.plan, self._options, self._layout = stage, plan, options, layout
         self._device = torch.device(options.device)
         self._ops = TrainingOps(plan.longest, self._device, options.dtype)
-        self._decoder = Decoder(spec, stage, source)
+        self._rank = rank
+        self._cuts = {} if rank is None else rank.cuts()
+        if rank is not None:
+            source = RankTensors(source, spec, rank.split, rank.group.rank)
+        self._decoder = Decoder(spec, stage, source, rank=rank)
         if modules is None:
             modules = choose_modules(spec, layout, plan.lora, is_gguf=options.is_gguf, stage=stage)
         self.modules = tuple(modules)
@@ -251,7 +261,7 @@ class FinetuneStage:
     ) -> tuple[tuple[int, OutputChange | None], ...] | None:
         """What is changed in the outputs of a map that is made of these, in order."""
         found: list[tuple[int, OutputChange | None]] = []
-        widths = {name: self._layout.layers[layer][name].shape[0] for name in names}
+        here = {name: self._rows_here(layer, name) for name in names}
         done: set[str] = set()
         start = 0
         for name in names:
@@ -260,26 +270,32 @@ class FinetuneStage:
             owner = self._owner(layer, name)
             parts = [name] if owner is None else [each for each in names if each in dict(owner.module.places)]
             done.update(parts)
-            width = sum(widths[each] for each in parts)
-            rows = None if owner is None else self._stored_rows(owner, parts, widths)
+            width = sum(len(here[each]) for each in parts)
+            rows = None if owner is None else self._stored_rows(owner, parts, here)
             change = None if owner is None else self._change(owner, rows, base, slice(start, start + width))
             found.append((width, change))
             start += width
         return tuple(found) if any(change is not None for _, change in found) else None
+
+    def _rows_here(self, layer: int, name: str) -> range:
+        """Which outputs of a map are computed here."""
+        rows = cut_of(self._cuts, name).rows
+        return range(self._layout.layers[layer][name].shape[0]) if rows is None else range(*rows)
 
     def _owner(self, layer: int, name: str) -> AdaptedMap | None:
         here = (module for module in self.modules if module.layer == layer)
         return next((module for module in here if name in dict(module.module.places)), None)
 
     def _stored_rows(
-        self, owner: AdaptedMap, parts: Sequence[str], widths: Mapping[str, int]
+        self, owner: AdaptedMap, parts: Sequence[str], here: Mapping[str, range]
     ) -> torch.Tensor | None:
         """Which stored row each of our outputs is; None where they are the same."""
         places, rows = dict(owner.module.places), []
         stored = np.arange(owner.module.width_out, dtype=np.float32)[:, None]
         for name in parts:
             place = places[name]
-            rows.append(np.arange(widths[name]) if place is None else placed_rows(place, stored)[:, 0])
+            own = here[name]
+            rows.append(np.array(own) if place is None else placed_rows(place, stored)[own, 0])
         order = np.concatenate(rows).astype(np.int64)
         if np.array_equal(order, np.arange(owner.module.width_out)):
             return None
@@ -292,13 +308,18 @@ class FinetuneStage:
         if lora.kind == "bottleneck":
             down, down_bias, up, up_bias = leaves.values()
             return BottleneckChange(owner.name, down, down_bias, up, up_bias)
-        low_rank = LowRankChange(owner.name, leaves[DOWN], leaves[UP], lora.scale, rows)
+        low_rank = LowRankChange(owner.name, leaves[DOWN], leaves[UP], lora.scale, rows, self._inputs(owner))
         if lora.kind == "lora":
             return low_rank
         weight, bias = dense_weight(base, self._options.dtype)[outputs], dense_bias(base)
         change = DoraChange(low_rank, leaves[MAGNITUDE], weight, None if bias is None else bias[outputs])
         change.begin()
         return change
+
+    def _inputs(self, owner: AdaptedMap) -> InputSpan | None:
+        """Of its inputs those that are here."""
+        columns = cut_of(self._cuts, owner.module.places[0][0]).columns
+        return None if columns is None else InputSpan(*columns, owner.module.width_in)
 
     def _forget_lengths(self) -> None:
         for each in self._taught_maps:
@@ -343,7 +364,7 @@ class FinetuneStage:
         with torch.no_grad(), self._ops.untaught(), self._rows_of(batch, learns=False):
             for layer in range(self.stage.count):
                 x = self._layer(layer, x)
-            return sequence_log_probs(self._logits(x), batch) if self.stage.is_last else x
+            return sequence_log_probs(self._logits(x), batch, self._rank) if self.stage.is_last else x
 
     def _beside(self, output: torch.Tensor, reference: torch.Tensor | None) -> torch.Tensor:
         """What goes on to the next stage."""
@@ -363,7 +384,7 @@ class FinetuneStage:
     def _loss(self, x: torch.Tensor, batch: MicroBatch, reference: torch.Tensor | None) -> torch.Tensor:
         logits, loss = self._logits(x), self.plan.loss
         if loss.kind == "dpo" and reference is not None:
-            found = preference_loss(sequence_log_probs(logits, batch), reference, loss.beta)
+            found = preference_loss(sequence_log_probs(logits, batch, self._rank), reference, loss.beta)
         elif loss.kind == "kl":
             if batch.teacher is None:
                 raise UsageError(
@@ -373,12 +394,14 @@ class FinetuneStage:
             teacher = torch.from_numpy(batch.teacher).to(self._device)
             found = teacher_loss(logits, teacher, loss.temperature)
         else:
-            found = token_loss(logits, batch)
+            found = token_loss(logits, batch, self._rank)
         return found / batch.total
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         assert self._head is not None
         rows = self._decoder.normed(self._ops, self._head, x)
+        if self._rank is not None:
+            rows = self._rank.enter_head(rows)
         logits: torch.Tensor = self._decoder.head(self._ops, self._head, rows)
         return logits.float()
 

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from shardcompute.backends.ops import Attention
+from shardcompute.backends.ops import Attention, RankGroup
 from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.ops import TorchOps
 from shardcompute.backends.torch.weights import DeviceLinear
 from shardcompute.core.batch import Segment
-from shardcompute.finetune.adapters.taught_linear import TaughtLinear
+from shardcompute.finetune.adapters.taught_linear import InputSpan, TaughtLinear
+from shardcompute.finetune.tensor_ranks import sum_forward
 
 
 class TrainingOps(TorchOps):
@@ -67,13 +68,19 @@ class TrainingOps(TorchOps):
             return matrix.apply(rows)
         return matrix.apply_taught(rows, self._dropped) if self._is_taught else matrix.apply(rows)
 
-    def _dropped(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+    def _dropped(self, rows: torch.Tensor, name: str, span: InputSpan | None) -> torch.Tensor:
         if not self._dropout:
             return rows
         chance = torch.Generator()
         chance.manual_seed(zlib.crc32(repr((self._key, name)).encode()))
-        kept = torch.rand(rows.shape, generator=chance) >= self._dropout
+        width = rows.shape[1] if span is None else span.width
+        kept = torch.rand((len(rows), width), generator=chance) >= self._dropout
+        if span is not None:
+            kept = kept[:, span.start : span.stop]
         return rows * (kept.to(rows.device, rows.dtype) / (1 - self._dropout))
+
+    def all_reduce(self, x: Any, group: RankGroup) -> torch.Tensor:
+        return sum_forward(self._value(x), group)
 
     def attend(self, q: Any, k: Any, v: Any, layer: int, attention: Attention) -> torch.Tensor:
         longest = max(self._lengths)

@@ -313,14 +313,27 @@ def finetune(
             "--leak", help="Instead: what machines could read that compute only the layers between."
         ),
     ] = False,
+    skill: Annotated[
+        bool,
+        typer.Option(
+            "--skill", help="Instead: teach a made-up skill on three workers, and ask for what was held out."
+        ),
+    ] = False,
+    skill_steps: Annotated[int, typer.Option(min=1, help="Steps of it, with --skill.")] = 60,
     json_file: JsonFile = None,
 ) -> None:
     """Tokens a second of fine-tuning: against peft in one process, and of two workers against one."""
     from shardcompute.bench.finetune.leak import LeakBench, run_leak_bench
     from shardcompute.bench.finetune.run import FinetuneBench, run_finetune_bench
+    from shardcompute.bench.finetune.skill import SkillBench, run_skill_bench
     from shardcompute.bench.finetune.wan import WanTeaching, run_wan_teaching
     from shardcompute.bench.tables import render_results
 
+    if skill:
+        with BenchProgress() as say:
+            taught = run_skill_bench(SkillBench(model_path(model), steps=skill_steps), say)
+        finish(taught, render_results(taught, "arm"), json_file)
+        return
     if ring_ms:
         with BenchProgress() as say:
             ring = WanTeaching(model_path(model), ring_ms=ring_ms, mbit=mbit, steps=ring_steps)

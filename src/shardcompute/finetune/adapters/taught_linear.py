@@ -17,8 +17,18 @@ from torch.nn import functional
 from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, DeviceLinear, StackedLinear
 from shardcompute.core.errors import UnsupportedModelError
 
-Drop = Callable[[torch.Tensor, str], torch.Tensor]
-"""Rows of a map of this name, some of their numbers dropped by chance; the very same rows where none are."""
+Drop = Callable[[torch.Tensor, str, "InputSpan | None"], torch.Tensor]
+"""Rows of a map of this name, some of their numbers dropped by chance; the very same rows where none are. Where rows
+are a span of a map's inputs, what is dropped of them is what would be of the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpan:
+    """Inputs `[start, stop)` of a map that has `width` of them."""
+
+    start: int
+    stop: int
+    width: int
 
 
 class OutputChange(Protocol):
@@ -70,21 +80,23 @@ class TaughtLinear:
 @dataclass(frozen=True, slots=True)
 class LowRankChange:
     """`down [rank, in]`, `up [stored rows, rank]`; `rows` says which stored row each of our outputs is, None where they
-    are the same."""
+    are the same, `inputs` which of the map's inputs are here, None: all."""
 
     name: str
     down: torch.Tensor
     up: torch.Tensor
     scale: float
     rows: torch.Tensor | None
+    inputs: InputSpan | None = None
 
     def change(self, x: torch.Tensor, plain: torch.Tensor, drop: Drop) -> torch.Tensor:
-        return self.added(drop(x, self.name))
+        return self.added(drop(x, self.name, self.inputs))
 
     def added(self, x: torch.Tensor) -> torch.Tensor:
-        inner = functional.linear(x, self.down.to(x.dtype))
-        made = functional.linear(inner, self.up.to(x.dtype))
-        return (made if self.rows is None else made.index_select(1, self.rows)) * self.scale
+        down = self.down if self.inputs is None else self.down[:, self.inputs.start : self.inputs.stop]
+        up = self.up if self.rows is None else self.up.index_select(0, self.rows)
+        inner = functional.linear(x, down.to(x.dtype))
+        return functional.linear(inner, up.to(x.dtype)) * self.scale
 
     def weight(self) -> torch.Tensor:
         """What it adds to the weight, in our order of rows."""
@@ -119,7 +131,7 @@ class DoraChange:
                 self._magnitude.index_copy_(0, rows, lengths)
 
     def change(self, x: torch.Tensor, plain: torch.Tensor, drop: Drop) -> torch.Tensor:
-        low_rank, dropped = self._low_rank, drop(x, self._low_rank.name)
+        low_rank, dropped = self._low_rank, drop(x, self._low_rank.name, None)
         if dropped is x:
             frozen = plain if self._bias is None else plain - self._bias
         else:
@@ -156,7 +168,7 @@ class BottleneckChange:
 
     def change(self, x: torch.Tensor, plain: torch.Tensor, drop: Drop) -> torch.Tensor:
         kind = plain.dtype
-        inner = functional.linear(drop(plain, self.name), self.down.to(kind), self.down_bias.to(kind))
+        inner = functional.linear(drop(plain, self.name, None), self.down.to(kind), self.down_bias.to(kind))
         return functional.linear(functional.relu(inner), self.up.to(kind), self.up_bias.to(kind))
 
     def forget(self) -> None:

@@ -7,16 +7,26 @@ import torch
 from torch.nn import functional
 
 from shardcompute.finetune.data.batches import MicroBatch
+from shardcompute.finetune.tensor_ranks import LearningRank
 
 
-def token_loss(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """Cross-entropy of all learned tokens."""
-    return functional.cross_entropy(logits, _targets(batch, logits), reduction="sum")
+def token_loss(logits: torch.Tensor, batch: MicroBatch, rank: LearningRank | None = None) -> torch.Tensor:
+    """Cross-entropy of all learned tokens; `rank`: of logits that are this rank's part of the vocabulary."""
+    targets = _targets(batch, logits)
+    if rank is not None:
+        return rank.cross_entropies(logits, targets).sum()
+    return functional.cross_entropy(logits, targets, reduction="sum")
 
 
-def sequence_log_probs(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+def sequence_log_probs(
+    logits: torch.Tensor, batch: MicroBatch, rank: LearningRank | None = None
+) -> torch.Tensor:
     """How likely the learned tokens of each sequence are together."""
-    each = -functional.cross_entropy(logits, _targets(batch, logits), reduction="none")
+    targets = _targets(batch, logits)
+    if rank is not None:
+        each = -rank.cross_entropies(logits, targets)
+    else:
+        each = -functional.cross_entropy(logits, targets, reduction="none")
     owners = np.searchsorted(np.cumsum(batch.lengths), batch.rows, side="right").astype(np.int64)
     return each.new_zeros(len(batch.lengths)).index_add(0, torch.from_numpy(owners).to(each.device), each)
 
