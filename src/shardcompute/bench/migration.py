@@ -1,10 +1,16 @@
-"""`bench migration`: a chain moves to another machine amid answers; how long they pause with their KV, and without."""
+"""`bench migration`: a chain moves to another machine amid answers; how long they pause with their KV, and without.
+
+The longest pause is taken apart by what the coordinator and the workers log of the change of layout (`core.phases`):
+the step that was under way and is lost, the last rows, connecting, activating, and the first step of the new layout.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +19,9 @@ from shardcompute.bench.report import Result, Say
 from shardcompute.bench.servers import Server, StreamedReply, serving
 from shardcompute.bench.streaming import ask_at_once
 from shardcompute.core.errors import BackendError
+from shardcompute.core.phases import Phase
+from shardcompute.node.coordinator.executor import ACTIVATING, CONNECTING, FENCING
+from shardcompute.node.worker.migration.receiver import LAST_ROWS
 
 _ARMS = {"kv": (), "replay": ("--replay-moves",)}
 _STANDBY_S = 120.0
@@ -61,20 +70,66 @@ def run_migration_bench(bench: MigrationBench, say: Say) -> list[Result]:
             say(f"round {round_ + 1} of {bench.rounds}, {arm}: starting three workers")
             with serving(arm, bench.model_path, bench.arguments(arm)) as server:
                 replies, move = _move_amid(bench, server, say)
+                phases = [each for logged in server.phases().values() for each in logged]
             texts = [reply.text for reply in replies]
             truth = texts if truth is None else truth
             labels = {"arm": arm, "round": round_}
             # Before, prompts of others are computed between the tokens of those who have begun.
-            gaps = [gap for reply in replies for gap in _gaps_from(reply, move.began_s)]
+            pauses = [pause for reply in replies for pause in _pauses_from(reply, move.began_s)]
+            gaps = [until_s - since_s for since_s, until_s in pauses]
             usual = float(np.median(gaps))
+            since_s, until_s = max(pauses, key=lambda pause: pause[1] - pause[0])
+            offset_s = _time_of_day_s()
+            parts = pause_parts(since_s + offset_s, until_s + offset_s, phases)
             results += [
                 Result("longest_pause", max(gaps), "s", labels),
+                *(Result("part_of_it", each.seconds, "s", labels | {"part": each.name}) for each in parts),
                 Result("usual_gap", usual, "s", labels),
                 Result("move", move.ended_s - move.began_s, "s", labels),
                 Result("same_text", float(texts == truth), "fraction", labels),
             ]
-            say(f"{arm}: longest pause {max(gaps):.3f} s, usually {usual:.3f} s")
+            told = ", ".join(f"{each.name} {each.seconds:.3f} s" for each in parts)
+            say(f"{arm}: longest pause {max(gaps):.3f} s ({told}), usually {usual:.3f} s")
     return results
+
+
+@dataclass(frozen=True, slots=True)
+class PausePart:
+    name: str
+    seconds: float
+
+
+def pause_parts(since_s: float, until_s: float, phases: Sequence[Phase]) -> list[PausePart]:
+    """What a pause between two times of day was spent on, one after the other; [] where no layout was activated
+    meanwhile. Parts add up to the pause."""
+    activated = _last(phases, ACTIVATING, until_s)
+    if activated is None or activated.until_s < since_s:
+        return []
+    connected = _last(phases, CONNECTING, activated.until_s)
+    fenced = _last(phases, FENCING, activated.until_s)
+    began_s = since_s if fenced is None else fenced.until_s - fenced.seconds
+    fenced_s = min(max(since_s, began_s), activated.until_s)
+    connected_s = fenced_s if connected is None else min(max(fenced_s, connected.until_s), activated.until_s)
+    # Stages wait side by side: the one that waited longest counts.
+    waited = (each for each in phases if each.name == LAST_ROWS and fenced_s <= each.until_s <= connected_s)
+    awaited_s = max((min(each.seconds, each.until_s - fenced_s) for each in waited), default=0.0)
+    return [
+        PausePart("lost step", fenced_s - since_s),
+        PausePart("last rows", awaited_s),
+        PausePart("connecting", connected_s - fenced_s - awaited_s),
+        PausePart("activating", activated.until_s - connected_s),
+        PausePart("first step", until_s - activated.until_s),
+    ]
+
+
+def _last(phases: Iterable[Phase], name: str, until_s: float) -> Phase | None:
+    found = [each for each in phases if each.name == name and each.until_s <= until_s]
+    return max(found, key=lambda each: each.until_s, default=None)
+
+
+def _time_of_day_s() -> float:
+    """What is to be added to what `time.perf_counter` says."""
+    return time.time() - time.perf_counter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +166,10 @@ def _move_amid(bench: MigrationBench, server: Server, say: Say) -> tuple[list[St
     return replies, moves[0]
 
 
-def _gaps_from(reply: StreamedReply, since_s: float) -> list[float]:
-    """Between tokens of which the later one came behind that moment."""
-    ends = [reply.began_s + arrival for arrival in reply.arrivals_s[1:]]
-    return [gap for gap, end in zip(reply.gaps_s, ends, strict=True) if end > since_s]
+def _pauses_from(reply: StreamedReply, since_s: float) -> list[tuple[float, float]]:
+    """From one token to the next, where that one came behind a moment."""
+    arrived = [reply.began_s + arrival for arrival in reply.arrivals_s]
+    return [(before_s, then_s) for before_s, then_s in pairwise(arrived) if then_s > since_s]
 
 
 def _chain(server: Server) -> dict[str, Any]:

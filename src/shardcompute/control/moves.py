@@ -9,6 +9,7 @@ when it is ready; afterwards it is told what came of it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from statistics import fmean
@@ -128,14 +129,15 @@ def _plan_move(state: ClusterState, chain: Chain, now_s: float) -> MovePlanned |
     best = _best_known(chain, request)
     if best is None or best == chain.stages:
         return None
-    now, then = score(request, chain.stages), score(request, best)
+    cautious = _cautious(chain, request)
+    now, then = score(request, chain.stages), score(cautious, best)
     least = _least_gain(state.placing, chain.stages, best) * chain.unrest.factor(state.placing, now_s)
     if not _fit_alongside(state, chain, _not_loaded(state, chain, best)):
         # What is worth less than the best by so much is not worth looking for.
         relieved = _relieved(state, chain, request) if then.score / now.score - 1 >= least else None
         if relieved is None:
             return None
-        best, then = relieved, score(request, relieved)
+        best, then = relieved, score(cautious, relieved)
     move = Replacement(best, *move_seconds(request, best), "improved")
     if request.suits(best) and not request.suits(chain.stages):
         asked = f"{asked_in_words(request.parallel)} were asked for"
@@ -152,6 +154,20 @@ def _plan_move(state: ClusterState, chain: Chain, now_s: float) -> MovePlanned |
         return None
     target = MoveTarget(move.stages, move_in_words(state, chain, move, f"{gain:.0%} better", now, then))
     return _planned(chain, target, now_s, now, then)
+
+
+def _cautious(chain: Chain, request: Request) -> Request:
+    """The same terms, with machines that have not served yet as slow as those that do, as far as a single measurement
+    may hide that."""
+    factor = request.policy.untried_factor
+    slowest = max(each.seconds_per_byte for each in request.offers if each.node in chain.members)
+    offers = tuple(
+        dataclasses.replace(each, seconds_per_byte=min(factor * each.seconds_per_byte, slowest))
+        if not each.is_served and each.node not in chain.members and each.seconds_per_byte < slowest
+        else each
+        for each in request.offers
+    )
+    return dataclasses.replace(request, offers=offers)
 
 
 def _planned(

@@ -58,6 +58,9 @@ class PlacementPolicy(Struct, frozen=True):
     usual_service_factor: float = 1.25
     """So much slower than just after loading steps may be in service on a machine that has no trouble, where no other
     serves to compare it with."""
+    untried_factor: float = 1.25
+    """So much slower than measured a machine is taken for that has not served yet, where a chain would move to it for
+    gain: machines that are alike differ by as much when each is measured once, beside whatever goes on then."""
     tensor_min_gain: float = 0.05
     """Machines compute a stage together only for at least this much more worth than without: exchanges are predicted,
     and nobody has tried them yet."""

@@ -1,7 +1,8 @@
-"""Phases of a start: what a process does until it serves, and how long each part takes.
+"""Phases of a start, or of a move: what a process does until it serves, and how long each part takes.
 
 Every phase is one line in the log, with its seconds and the moment at which it ended, so that the phases of several
-processes can be put side by side (`bench serve` does). What ends before there is a log is kept until there is one.
+processes can be put side by side (`bench serve` and `bench migration` do). What ends before there is a log is kept
+until there is one.
 """
 
 from __future__ import annotations
@@ -59,14 +60,15 @@ _PHASES = _PhaseLog()
 
 
 @contextmanager
-def phase(name: str) -> Iterator[None]:
-    """The block is a phase of this name, if it takes any time to speak of."""
+def phase(name: str, *, is_brief: bool = False) -> Iterator[None]:
+    """The block is a phase of this name, if it takes any time to speak of; where others wait for all of it, also if it
+    `is_brief`."""
     began = time.monotonic()
     try:
         yield
     finally:
         seconds = time.monotonic() - began
-        if seconds >= _LEAST_S:
+        if is_brief or seconds >= _LEAST_S:
             _PHASES.add(Phase(name, seconds, time.time()))
 
 

@@ -73,6 +73,22 @@ def test_with_a_standby(
         assert len(lab.activations) == 2
 
 
+def test_what_is_kept_of_ended_answers_is_not_replayed(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    """It is dropped after a change of shape, and those who are being answered would have to wait for it."""
+    with swarm(tmp_path, tiny, layers=STANDBYS, stages=3, standbys=3) as lab:
+        for request in mixture(alone, 3, 24):
+            lab.ask(request)
+        kept = lab.stage(0).session_ids()
+        talks = start_streams(lab, alone)
+        assert lab.stage(0).session_ids() & kept, "the test needs some that are kept"
+        kill(lab, lab.stage(1))
+        assert_undisturbed(lab, alone, talks)
+        resumption = lab.activations[-1].resumption
+        assert resumption is not None
+        assert resumption.lengths
+        assert not kept & resumption.lengths.keys()
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("harm", [kill, freeze])
 def test_without_one_the_survivors_share_the_layers(

@@ -288,7 +288,7 @@ def migration(
     bench = MigrationBench(model_path(model), weights, streams, prompt, tokens, rounds)
     with BenchProgress() as say:
         results = run_migration_bench(bench, say)
-    finish(results, render_results(results, "arm"), json_file)
+    finish(results, render_results(results, "arm", labels=["part"]), json_file)
 
 
 @app.command()

@@ -37,6 +37,8 @@ class NodeCapacity:
     """Machines of one such class can compute a stage together; "": it can only compute alone."""
     is_measured: bool = False
     """Its speed was measured, with a model like this or without any, and is no guess."""
+    is_served: bool = False
+    """Its speed was measured while it served."""
     ranks: tuple[RankSeat, ...] = ()
     """Of a group: its machines, the leading one first."""
     exchange: Exchange = "gather"

@@ -217,6 +217,7 @@ def _offer(
         holding=node.holding_of(model),
         rank_class=_rank_class(node, model),
         is_measured=layer_time(node, model) is not None or node.probed_at_s > 0,
+        is_served=(time := layer_time(node, model)) is not None and time.is_served,
     )
 
 

@@ -191,7 +191,7 @@ def attach_command(
 def _commands(
     action: ConnectChain, driver: OwnDriver, plan: RecoveryPlan | None, wire_of: WireOf, kv_copy: int
 ) -> list[Connect]:
-    own = Peer(driver.node, driver.url)
+    own, running = Peer(driver.node, driver.url), driver.running_sessions(action.chain)
     ring = [*(Peer(stage.node, stage.address) for stage in action.stages), own]
     return [
         Connect(
@@ -206,7 +206,8 @@ def _commands(
             kv_tokens=action.kv_tokens,
             is_last=index == len(action.stages) - 1,
             keeps_sessions=plan is not None and index not in plan.new,
-            replays=plan is not None and index + 1 in plan.new,
+            replays=(replays := plan is not None and index + 1 in plan.new),
+            running=running if replays else [],
             wire=wire_of(stage.node, ring[index + 1].node),
             kv_copy=kv_copy if plan is not None and index in plan.copied else 0,
         )

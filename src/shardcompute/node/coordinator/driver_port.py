@@ -50,6 +50,10 @@ class OwnDriver(DriverPort, Protocol):
         """Dial the first stage of an epoch, which `ask` with the same command then has used. Raises LinkError."""
         ...
 
+    def running_sessions(self, chain: str) -> list[int]:
+        """Those that are being answered, and go on with a chain's next epoch."""
+        ...
+
     def host_chain(self, chain: str, node: str, url: str, name: str) -> None:
         """This worker hosts the chain's driver from now on: hand generations over to it. Raises LinkError."""
         ...

@@ -51,6 +51,7 @@ from shardcompute.control.events import (
 from shardcompute.control.state import Node
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.fields import shorten
+from shardcompute.core.phases import phase
 from shardcompute.node.coordinator.chain_connector import (
     ConnectedEpoch,
     StuckStageError,
@@ -84,6 +85,10 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _LOAD_QUIET_S = 900.0
 """So long a load may come no further: every fetch has a deadline of its own, and opening a shard takes a while."""
+FENCING = "fence of an epoch"
+CONNECTING = "connection of an epoch"
+ACTIVATING = "activation of an epoch"
+"""Phases of a change of layout, during which answers wait; `bench migration` takes pauses apart by them."""
 _OF_A_MODEL = (LoadShard, SeedWeights, ConnectChain, ActivateChain)
 
 
@@ -245,10 +250,11 @@ class ActionExecutor:
 
     def _fence(self, action: FenceChain) -> None:
         command = FenceOff(action.chain, action.epoch)
-        self._ports.tell_all(command)
-        # Whoever can host a driver was told of its stages with it.
-        for node in set(action.nodes) - {port.node for port in self._ports.all()}:
-            self._registry.command(node, command, lambda _: None)
+        with phase(FENCING, is_brief=True):
+            self._ports.tell_all(command)
+            # Whoever can host a driver was told of its stages with it.
+            for node in set(action.nodes) - {port.node for port in self._ports.all()}:
+                self._registry.command(node, command, lambda _: None)
         self._coordinator.post(ChainFenced(action.chain, action.epoch))
 
     def _probe(self, action: ProbeLink) -> None:
@@ -296,7 +302,8 @@ class ActionExecutor:
         try:
             state = self._coordinator.state
             wire_of, change = partial(wire_between, state, self._wire), change_of(state, action)
-            connected = connect_epoch(action, self._ports.own, self._registry, wire_of, change, kv_copy)
+            with phase(CONNECTING, is_brief=True):
+                connected = connect_epoch(action, self._ports.own, self._registry, wire_of, change, kv_copy)
         except StuckStageError as stuck:
             log.warning("chain %s could not be connected: %s", action.chain, stuck)
             node, reason = stuck.node, stuck.reason
@@ -343,7 +350,8 @@ class ActionExecutor:
             known = connected.known_of(own.session_namespace)
             command = attach_command(action, known, connected.change, connected.limits)
         try:
-            own.ask(command)
+            with phase(ACTIVATING, is_brief=True):
+                own.ask(command)
         except ShardComputeError as error:
             # Its link ended, which has been reported and leads to a new epoch.
             log.warning("chain %s cannot be used: %s", action.chain, error)

@@ -61,6 +61,7 @@ class InProcessDriver:
         self.session_namespace = pool.session_namespace
         self.serves = pool.serves
         self.open_chain = pool.open_chain
+        self.running_sessions = pool.running_sessions
         self.host_chain = pool.host_chain
         self.unhost_chain = pool.unhost_chain
         self._pool = pool

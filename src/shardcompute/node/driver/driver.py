@@ -220,6 +220,11 @@ class Driver:
                 self._budget.capacity_tokens,
             )
 
+    def running_sessions(self) -> list[int]:
+        """Those of which the chain has computed something, and that are not over."""
+        with self._lock:
+            return sorted(self._scheduler.running)
+
     def kept_tokens(self, request: GenerationRequest) -> int:
         """How much of a prompt's beginning the chain has kept, and need not compute."""
         with self._lock:

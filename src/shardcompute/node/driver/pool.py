@@ -219,6 +219,10 @@ class DriverPool:
         address = ChainAddress(command.chain, command.epoch, command.first, tuple(command.nodes))
         self._links.open(address)
 
+    def running_sessions(self, chain: str) -> list[int]:
+        driver = self.find_driver(chain)
+        return [] if driver is None else driver.running_sessions()
+
     def activate_chain(self, command: Attach) -> None:
         """Use an epoch that was opened. Raises LinkError when it is lost already."""
         with self._lock:

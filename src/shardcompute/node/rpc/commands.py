@@ -119,6 +119,9 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """All of them, by rank; empty: this node computes the stage alone."""
     kv_copy: int = 0
     """Not 0: this stage is new and goes on with the sessions that it was sent by this copy (`ExpectKv`)."""
+    running: list[int] = []
+    """Where it replays: the sessions of `session_namespace` that run. What is kept of ended ones is dropped after every
+    change of shape, and replaying it would have those wait who are being answered."""
 
     @property
     def place(self) -> ShardPlace:

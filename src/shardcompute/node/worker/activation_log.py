@@ -9,7 +9,7 @@ are never in it. A session that is not in the log whole is not in it at all.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -156,13 +156,17 @@ class ActivationLog:
         self._tracks.clear()
         self._used_bytes = 0
 
-    def lengths(self) -> dict[int, int]:
-        """How many tokens of each session the log holds."""
-        return {session: len(track.ids) for session, track in self._tracks.items()}
+    def lengths(self, wanted: Callable[[int], bool] = lambda session: True) -> dict[int, int]:
+        """How many tokens of each `wanted` session the log holds."""
+        return {session: len(track.ids) for session, track in self._tracks.items() if wanted(session)}
 
-    def replay(self, most_rows: int) -> Iterator[tuple[SessionRows, Opening | None, Chunk]]:
-        """All that is known, session by session, in pieces of at most `most_rows` rows."""
+    def replay(
+        self, most_rows: int, wanted: Callable[[int], bool] = lambda session: True
+    ) -> Iterator[tuple[SessionRows, Opening | None, Chunk]]:
+        """All that is known of `wanted` sessions, one after the other, in pieces of at most `most_rows` rows."""
         for session, track in self._tracks.items():
+            if not wanted(session):
+                continue
             track.merge()
             position = 0
             spans = () if track.opening is None else track.opening.spans
@@ -184,10 +188,15 @@ def _uncut(spans: Sequence[PictureSpan], start: int, stop: int) -> int:
 
 
 def replay_frames(
-    log: ActivationLog, chain: str, epoch: int, wire: Wire
+    log: ActivationLog,
+    chain: str,
+    epoch: int,
+    wire: Wire,
+    wanted: Callable[[int], bool] = lambda session: True,
 ) -> Iterator[tuple[StepFrame, list[memoryview]]]:
-    """What a new next stage is sent, in order: all that it would have got, had it been there from the start."""
-    for work, opening, chunk in log.replay(_REPLAY_ROWS):
+    """What a new next stage is sent, in order: all that it would have got of `wanted` sessions, had it been there from
+    the start."""
+    for work, opening, chunk in log.replay(_REPLAY_ROWS, wanted):
         codec, body = _body_of(chunk, wire)
         frame = StepFrame(
             chain=chain,

@@ -117,6 +117,7 @@ class FakeDriver:
         self.commands: list[NodeCommand] = []
         self.opened: list[tuple[str, int]] = []
         self.hosts: dict[str, str] = {}
+        self.running: list[int] = []
         self.unopened: set[str] = set()
         self.failures: list[LinkError] = []
 
@@ -138,6 +139,9 @@ class FakeDriver:
 
     def host_chain(self, chain: str, node: str, url: str, name: str) -> None:
         self.hosts[chain] = node
+
+    def running_sessions(self, chain: str) -> list[int]:
+        return self.running
 
     def unhost_chain(self, chain: str, node: str) -> None:
         if self.hosts.get(chain) == node:

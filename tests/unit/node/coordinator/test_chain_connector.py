@@ -43,13 +43,15 @@ def test_stages_learn_their_neighbours(shell: Shell) -> None:
 
 def test_whoever_replays_is_told_after_the_one_that_it_replays_to(shell: Shell) -> None:
     told: list[str] = []
-    for node in "abc":
-        pump = shell.connect(node)
+    pumps = [shell.connect(node) for node in "abc"]
+    for node, pump in zip("abc", pumps, strict=True):
         answer = pump._answer
         pump._answer = lambda *args, node=node, answer=answer: (told.append(node), answer(*args))  # type: ignore[method-assign, misc, assignment]
         pump.answers[Connect] = encode_answer(Connected(True, {5: 3}, {5: 4}))
+    shell.driver.running = [5]
     connected = connect(shell, action("a", "c", "b", used="axb"))
     assert told == ["c", "b", "a"]
+    assert [each.running for pump in pumps for each in pump.told(Connect)] == [[5], [], []]
     assert connected.resumption == Resumption({5: 3}, held=frozenset({5}))
 
 

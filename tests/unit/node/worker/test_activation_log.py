@@ -36,6 +36,18 @@ def test_rows_come_back_as_they_were_sent() -> None:
     assert log.lengths() == {2: 2, 1: 4}
 
 
+def test_what_nobody_goes_on_with_is_not_told() -> None:
+    log = ActivationLog(1 << 20)
+    log.append([work(1, 0, 3), work(2, 0, 1)], [], chunk(0, 4))
+
+    def wanted(session: int) -> bool:
+        return session == 2
+
+    assert [(part.session, part.start) for part, _, _ in log.replay(100, wanted)] == [(2, 0)]
+    assert log.lengths(wanted) == {2: 1}
+    assert log.lengths() == {1: 3, 2: 1}, "it is kept all the same"
+
+
 def test_each_piece_is_in_one_form() -> None:
     log = ActivationLog(1 << 20)
     log.append([work(1, 0, 2)], [], chunk(0, 2, "bf16"))

@@ -18,6 +18,7 @@ from shardcompute.backends.executor import MovableKv
 from shardcompute.control.state import ShardPlace
 from shardcompute.core.errors import CapacityError, LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
+from shardcompute.core.phases import phase
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.node.rpc.commands import ExpectKv
 from shardcompute.node.rpc.frames import opening_of
@@ -42,6 +43,8 @@ _QUIET_S = 30.0
 """A sender that says nothing for so long is gone."""
 _SEAL_S = 3.0
 """So long a chain that moves waits for the last rows, before it does without all of them."""
+LAST_ROWS = "last rows of sessions"
+"""The phase in which a chain that moves waits for them."""
 _TAKE_S = 30.0
 """So long what has come is kept for a chain that does not move after all."""
 
@@ -174,7 +177,8 @@ class KvReceiver:
             copy = self._copies.get(place)
         if copy is None or copy.number != number:
             return None
-        is_whole = copy.sealed.wait(_SEAL_S) and not copy.settled.is_set()
+        with phase(LAST_ROWS, is_brief=True):
+            is_whole = copy.sealed.wait(_SEAL_S) and not copy.settled.is_set()
         with self._lock:
             if self._copies.get(place) is copy:
                 del self._copies[place]

@@ -56,11 +56,13 @@ class StageOutput:
         result = step_result(frame, out, drafts, [*frame.timings, timing])
         return lambda: self._links.send(slot.driver_of(frame), result)
 
-    def replay(self, slot: StageSlot, on_sent: Callable[[], None]) -> dict[int, int]:
-        """Send the next stage what it would have got, had it been there from the start."""
-        lengths = slot.log.lengths()
+    def replay(
+        self, slot: StageSlot, wanted: Callable[[int], bool], on_sent: Callable[[], None]
+    ) -> dict[int, int]:
+        """Send the next stage what it would have got of `wanted` sessions, had it been there from the start."""
+        lengths = slot.log.lengths(wanted)
         route = slot.route
-        for frame, body in replay_frames(slot.log, slot.chain, route.epoch, route.wire):
+        for frame, body in replay_frames(slot.log, slot.chain, route.epoch, route.wire, wanted):
             self._links.send(route.next, frame, body)
             on_sent()
         return lengths

@@ -33,6 +33,7 @@ from shardcompute.node.rpc.commands import (
     StepTraced,
     TraceStep,
 )
+from shardcompute.node.rpc.session_ids import namespace_of
 from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience
 from shardcompute.node.worker.migration.exchange import KvExchange
 from shardcompute.node.worker.ranks.groups import RankGroups, RankMeeting
@@ -191,18 +192,18 @@ class StageServer:
         if not command.is_last:
             self._links.open(command.driver)
         group = None if slot.ranks is None else self._ranks.meet(slot.ranks)
-        replays = command.replays and goes_on
+        wanted = _goes_on_in(command) if command.replays and goes_on else None
 
         def join() -> Connected:
             self._lead(slot, group)
-            return self._take_stock(slot, goes_on, replays)
+            return self._take_stock(slot, goes_on, wanted)
 
         return self._loop.perform(join)
 
-    def _take_stock(self, slot: StageSlot, goes_on: bool, replays: bool) -> Connected:
-        """What is known here, after all that came before; for the new next stage, also told to it."""
+    def _take_stock(self, slot: StageSlot, goes_on: bool, wanted: Callable[[int], bool] | None) -> Connected:
+        """What is known here, after all that came before; `wanted` sessions are also told to the new next stage."""
         held = slot.runtime.session_lengths() if goes_on else {}
-        replayed = self._output.replay(slot, self._loop.trace.advance) if replays else {}
+        replayed = {} if wanted is None else self._output.replay(slot, wanted, self._loop.trace.advance)
         return Connected(goes_on, replayed, held, slot.limits())
 
     def check_not_stuck(self) -> None:
@@ -363,3 +364,9 @@ class StageServer:
             self._receipts.close()
             for runtime in self._slots.remove_all():
                 runtime.close()
+
+
+def _goes_on_in(command: Connect) -> Callable[[int], bool]:
+    """Which sessions are to go on in a new epoch: those that run and, of other drivers, all."""
+    running, namespace = frozenset(command.running), command.session_namespace
+    return lambda session: session in running or namespace_of(session) != namespace
