@@ -105,11 +105,11 @@ def check_ranks(spec: ModelSpec, plan: FinetunePlan, size: int) -> None:
     if spec.latent is not None or spec.experts is not None:
         raise UnsupportedModelError(
             f"tensor ranks teach dense models, and {spec.family} has experts or latent attention",
-            hint="leave out --ranks: more workers are more stages",
+            hint="teach with one rank: more workers are more stages",
         )
     if plan.lora.kind != "lora" or plan.loss.kind == "kl":
         raise UsageError(
             "tensor ranks learn LoRA, from examples or preferences",
-            hint="leave out --ranks, or --dora and the like",
+            hint="teach with one rank, or plain LoRA",
         )
     split_tensors(spec, [1.0] * size)
