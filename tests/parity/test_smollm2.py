@@ -128,7 +128,7 @@ def perplexities(smollm2_gguf: Path, evaluation_data: Path) -> Mapping[str, floa
         pytest.skip(f"no {data}")
     measured = {}
     for form in ("float32", "native", "int8"):
-        results = measure_form(lambda: files_of(smollm2_gguf), form, data, 30, 1, lambda _: None)
+        results = measure_form(lambda: files_of(smollm2_gguf), form, data, 60, 1, lambda _: None)
         measured[form] = next(result.value for result in results if result.metric == "perplexity")
     return measured
 
