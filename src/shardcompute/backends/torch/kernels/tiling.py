@@ -76,10 +76,11 @@ def choose_block_tiling(
     tiles = -(-width_out // 64)
     splits = [split for split in (1, 2, 4, 8) if split == 1 or groups >= 4 * split]
     # Unpacking takes its time, so quantised weights want more programs at once.
-    wanted = (2.9 if bits == 4 else 3.0) * processors
-    split = next((split for split in splits if tiles * split >= wanted), splits[-1])
+    split = next((split for split in splits if tiles * split >= 3 * processors), splits[-1])
     codes = block_n * block_size * 2 + 4 * block_n * 32 // bits
-    stages = _fitting(3, codes * (2 if is_gated else 1) + 2 * rows * block_k, shared_bytes)
+    # A program that walks far along the input gains from one more tile in flight; a gated one reads two anyway.
+    wanted_stages = 4 if bits == 4 and rows <= 64 and not is_gated and groups >= 8 * split else 3
+    stages = _fitting(wanted_stages, codes * (2 if is_gated else 1) + 2 * rows * block_k, shared_bytes)
     return Tiling(block_n, block_k, split, 8 if rows > 64 else 4 if rows > 32 else 2, stages, 0)
 
 
