@@ -7,10 +7,7 @@ line does; what is timed are whole steps as it tells them, without the first one
 
 from __future__ import annotations
 
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from shardcompute.bench.finetune.taught_run import run_finetune
 from shardcompute.bench.finetune.text import write_text
 from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.bench.servers import cluster_arguments, serving
@@ -33,11 +31,9 @@ from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 
-_STEP = re.compile(r"step (\d+)/\d+: .*?, ([\d.]+) tok/s")
-_IDLE = re.compile(r"workers were idle (.*?) of the time")
-_SHARE = re.compile(r"(\d+)%")
 _SKIPPED = 2
 _RUN_S = 1500.0
+_LONGEST = 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,16 +213,10 @@ def _teach(
     bench: FinetuneBench, data: Path, out: Path, cluster: Path, workers: int
 ) -> tuple[float, tuple[float, ...]]:
     """The median speed of a run's steps, and the share of their time that each worker was idle."""
-    command = [
-        sys.executable, "-m", "shardcompute", "finetune", bench.model_path, data, "--out", out,
-        "--steps", bench.worker_steps, "--batch", 8, "--micro-batches", 8, "--swarm", "--workers", workers,
-        "--data-dir", cluster, "--no-samples", "--max-length", 96,
-    ]  # fmt: skip
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=_RUN_S, check=False
+    options = ("--micro-batches", 8, "--swarm", "--workers", workers, "--data-dir", cluster)
+    run = run_finetune(
+        bench.model_path, data, out, options, steps=bench.worker_steps, longest=_LONGEST, timeout_s=_RUN_S
     )
-    found = [float(speed) for _, speed in _STEP.findall(done.stderr)][_SKIPPED:]
-    idle = _IDLE.search(done.stderr)
-    if done.returncode or not found or idle is None:
-        raise BackendError(f"the run with {workers} workers failed: {done.stderr[-500:]}")
-    return statistics.median(found), tuple(float(each) / 100 for each in _SHARE.findall(idle[1]))
+    if len(run.speeds) <= _SKIPPED or not run.idle_shares:
+        raise BackendError(f"the run with {workers} workers has said too little of its steps")
+    return run.median_speed(_SKIPPED), run.idle_shares

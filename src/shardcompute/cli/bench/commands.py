@@ -319,7 +319,7 @@ def finetune(
             "--skill", help="Instead: teach a made-up skill on three workers, and ask for what was held out."
         ),
     ] = False,
-    skill_steps: Annotated[int, typer.Option(min=1, help="Steps of it, with --skill.")] = 60,
+    skill_steps: Annotated[int, typer.Option(min=1, help="Steps of it, with --skill.")] = 90,
     json_file: JsonFile = None,
 ) -> None:
     """Tokens a second of fine-tuning: against peft in one process, and of two workers against one."""
